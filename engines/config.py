@@ -1,0 +1,59 @@
+"""Configuration of an engine: one frozen Struct a component; no component gets the whole.
+
+Knows nothing of policies or the environment: the gateway's settings and policy become these values in `gateway/app.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DType = Literal["auto", "float32", "int8", "native"]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base: an unknown field is an error."""
+
+
+class ModelConfig(Config, frozen=True, kw_only=True):
+    """Which weights, in which number format.
+
+    `path`: a .gguf file, or a folder with config.json + *.safetensors. `cache_dir`: where packed weights are kept (empty:
+    no cache). `dtype`: "float32" is exact; "int8" is per-row W8A8 through torch's FBGEMM; "native" runs the checkpoint's
+    own bits through the compiled kernels; "auto" is "native" where it was compiled and can run, else "int8".
+    """
+
+    name: str
+    path: str
+    cache_dir: str = ""
+    dtype: DType = "auto"
+    max_model_len: int = 0
+    num_threads: int = 0
+
+
+class CacheConfig(Config, frozen=True, kw_only=True):
+    """The KV pool. `num_blocks` 0: computed from `memory_bytes` (0: 25 % of what is free, at most 2 GiB)."""
+
+    block_size: int = 16
+    num_blocks: int = 0
+    memory_bytes: int = 0
+    prefix_cache: bool = True
+    event_buffer: int = 10_000
+
+
+class SchedulerConfig(Config, frozen=True, kw_only=True):
+    """`max_batch_tokens`: the token budget of a step. `chunk_tokens`: most prompt tokens of one request a step."""
+
+    max_batch_tokens: int = 512
+    chunk_tokens: int = 512
+    max_running: int = 64
+    max_waiting: int = 1024
+
+
+class EngineConfig(Config, frozen=True, kw_only=True):
+    """What a worker process is started with (as JSON)."""
+
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
