@@ -200,7 +200,7 @@ class ReplicaStats(Wire, frozen=True, kw_only=True):
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="BlockStored", omit_defaults=True):
-    """Blocks now resident, in chain order (vLLM's KV event form). Token ids are never sent: they are a tenant's bytes."""
+    """Blocks now resident, in chain order (vLLM's KV event form). `token_ids` stays empty: they are a tenant's."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None

@@ -19,9 +19,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class ModelConfig(Config, frozen=True, kw_only=True):
     """Which weights, in which number format.
 
-    `path`: a .gguf file, or a folder with config.json + *.safetensors. `cache_dir`: where packed weights are kept (empty:
-    no cache). `dtype`: "float32" is exact; "int8" is per-row W8A8 through torch's FBGEMM; "native" runs the checkpoint's
-    own bits through the compiled kernels; "auto" is "native" where it was compiled and can run, else "int8".
+    `path`: a .gguf file, or a folder with config.json + *.safetensors. `cache_dir`: where packed weights are kept
+    (empty: no cache). `dtype`: "float32" is exact; "int8" is per-row W8A8 through torch's FBGEMM; "native" runs the
+    checkpoint's own bits through the compiled kernels; "auto" is "native" where it can run, else "int8".
     """
 
     name: str

@@ -1,7 +1,7 @@
 """What the routers speak: the canonical request, its aspects, the plan, what was decided and what came of it.
 
-Every API surface (`gateway/handlers`) turns its wire form into a `CanonicalRequest` and turns `Event`s back. Nothing here
-knows HTTP, JSON of any vendor, stores or torch.
+Every API surface (`gateway/handlers`) turns its wire form into a `CanonicalRequest` and turns `Event`s back. Nothing
+here knows HTTP, JSON of any vendor, stores or torch.
 
 Read next: `routers/decompose.py` -> `routers/plan.py` -> `routers/execute.py` -> `routers/assemble.py`.
 """
