@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gateway.settings import load_settings
 
 from gateway import sources
-from gateway.settings import load_settings
 
 
 @pytest.fixture(scope="session")
