@@ -145,7 +145,7 @@ class _Reader:
         """`_string` many times: a vocabulary has 100,000 of them, so the loop is flat."""
         read, unpack = self._file.read, struct.Struct("<Q").unpack
         at, size = self._at, self._size
-        strings = []
+        strings: list[str] = []
         for _ in range(count):
             prefix = read(8)
             length = unpack(prefix)[0] if len(prefix) == 8 else size
