@@ -9,6 +9,7 @@ Read next: `engines/models/loader.py`.
 
 from __future__ import annotations
 
+import math
 import string
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ class _Random:
 
     def matrix(self, rows: int, columns: int) -> torch.Tensor:
         """Rows of about unit length, so that activations keep their size through the layers."""
-        return torch.randn(rows, columns, generator=self._generator) / columns**0.5
+        return torch.randn(rows, columns, generator=self._generator) / math.sqrt(columns)
 
     def vector(self, size: int, around: float) -> torch.Tensor:
         return around + 0.1 * torch.randn(size, generator=self._generator)
