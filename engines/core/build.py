@@ -7,6 +7,7 @@ Read next: `engines/core/engine.py`, `engines/models/registry.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,12 @@ from engines.ops.kv_cache import allocate_kv_cache
 
 DEFAULT_KV_SHARE = 0.25
 DEFAULT_KV_LIMIT_BYTES = 2 << 30
+
+
+def set_threads(num_threads: int) -> None:
+    """Threads of this process's operators; 0 is every core but one, which the gateway needs. Call before computing."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(num_threads or max(1, cores - 1))
 
 
 def build_core(config: EngineConfig, *, clock: Callable[[], float]) -> EngineCore | EncoderCore:

@@ -35,9 +35,8 @@ class Status(Enum):
 class Request:
     """Mutable; owned by the engine thread. `choice` is its index among the `n` of `source`.
 
-    `token_ids` is a growing buffer; the valid part is `token_ids[:num_tokens]`. `block_ids` are its KV blocks in order;
-    `num_published_blocks` of them are in the prefix index, the last at `tail_node`. `followers` are the other choices of
-    the prompt, which wait until this one has computed it and then find it in the index.
+    `token_ids` is a growing buffer; the valid part is `token_ids[:num_tokens]`. `block_ids` are its KV blocks in order,
+    `num_published_blocks` of them are in the prefix index, the last at `tail_node`. `followers` are the other choices, which wait until this one has computed it and then find it in the index.
     """
 
     def __init__(self, source: GenerateRequest, choice: int, *, arrival_s: float, root: bytes, block_size: int) -> None:
