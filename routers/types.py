@@ -210,7 +210,8 @@ class RouteError(Exception):
 
     RouteError
     ├── BadRequestError         names `param`, and says value and limit in its message (400, or 404 for a model)
-    └── UnavailableError        no replica can serve it now (503, `retry_after_s`)
+    ├── UnavailableError        no replica can serve it now (503, `retry_after_s`)
+    └── DeadlineExceededError   the policy's deadline passed (504)
     """
 
 
@@ -231,3 +232,9 @@ class UnavailableError(RouteError):
         super().__init__(message)
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceededError(RouteError):
+    """The step took longer than the policy allows."""
+
+    code = "deadline_exceeded"
