@@ -43,12 +43,16 @@ class CacheConfig(Config, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
-    """`max_batch_tokens`: the token budget of a step. `chunk_tokens`: most prompt tokens of one request a step."""
+    """`max_batch_tokens`: the token budget of a step. `chunk_tokens`: most prompt tokens of one request a step.
+
+    `queue`: in which order waiting requests are admitted (`engines/core/queues.py`).
+    """
 
     max_batch_tokens: int = 512
     chunk_tokens: int = 512
     max_running: int = 64
     max_waiting: int = 1024
+    queue: Literal["fcfs", "priority"] = "priority"
 
 
 class EngineConfig(Config, frozen=True, kw_only=True):

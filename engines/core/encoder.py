@@ -7,11 +7,12 @@ Read next: `engines/models/encoder.py`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from engines.api import Capabilities, EmbedRequest, EmbedResult, ReplicaStats
-from engines.core.checks import refusal
-from engines.core.metrics import resident_bytes
+from engines.core.checks import check_token_ids, refusal
+from engines.core.metrics import STEP_TIMES_KEPT, percentile, resident_bytes
 from engines.models.base import EncoderModel
 
 
@@ -22,21 +23,22 @@ class EncoderCore:
         self.capabilities = capabilities
         self._model = model
         self._clock = clock
-        self._last_s = 0.0
+        self._step_times_s: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
         self._requests = 0
         self._tokens = 0
 
     def embed(self, request: EmbedRequest) -> EmbedResult:
         """Raises InvalidRequestError naming the input that is empty, too long or out of vocabulary."""
-        limit, vocab_size = self.capabilities.max_model_len, self.capabilities.vocab_size
+        limit = self.capabilities.max_model_len
+        if not request.inputs:
+            raise refusal("inputs", "empty", "at least one input")
         for number, ids in enumerate(request.inputs):
             if not 1 <= len(ids) <= limit:
                 raise refusal(f"inputs[{number}]", f"{len(ids)} tokens", f"1..{limit} tokens")
-            if min(ids) < 0 or max(ids) >= vocab_size:
-                raise refusal(f"inputs[{number}]", "an id outside the vocabulary", f"ids 0..{vocab_size - 1}")
+            check_token_ids(f"inputs[{number}]", ids, self.capabilities.vocab_size)
         started_s = self._clock()
         vectors = self._model.encode(request.inputs, request.normalize)  # [n, D]
-        self._last_s = self._clock() - started_s
+        self._step_times_s.append(self._clock() - started_s)
         num_tokens = sum(map(len, request.inputs))
         self._requests += 1
         self._tokens += num_tokens
@@ -51,8 +53,8 @@ class EncoderCore:
         """Counters; blocks are all zero, for there is no KV."""
         return ReplicaStats(
             steps_total=self._requests,
-            step_p50_s=self._last_s,
-            step_p99_s=self._last_s,
+            step_p50_s=percentile(self._step_times_s, 50),
+            step_p99_s=percentile(self._step_times_s, 99),
             prompt_tokens_total=self._tokens,
             requests_total=self._requests,
             rss_bytes=resident_bytes(),

@@ -18,25 +18,26 @@ from engines.api import (
     EngineOverloadedError,
     FinishReason,
     GenerateRequest,
-    InvalidRequestError,
     KVEventBatch,
     ReplicaStats,
     TokenLogprobs,
 )
 from engines.config import CacheConfig, SchedulerConfig
-from engines.core.checks import check_request
+from engines.core.checks import check_request, refusal
 from engines.core.metrics import EngineMetrics
-from engines.core.queues import PriorityQueue
-from engines.core.request import Request, Status
+from engines.core.queues import QUEUE_POLICIES
+from engines.core.request import Arrival, Request, Status
 from engines.core.runner import Runner
 from engines.core.sampler import Sampled
 from engines.core.scheduler import Scheduler
 from engines.kv.manager import KVManager
-from engines.text.block_hash import root_hash
 
 
 class EngineCore:
-    """One model, its KV and everybody who wants tokens of it."""
+    """One model, its KV and everybody who wants tokens of it.
+
+    `clock` is monotonic seconds. `on_free_block` is told of every KV block whose content may not be read again.
+    """
 
     def __init__(
         self,
@@ -50,109 +51,101 @@ class EngineCore:
     ) -> None:
         self.capabilities = capabilities
         self.kv = KVManager(cache, capabilities.num_blocks, on_free=on_free_block)
-        self.scheduler = Scheduler(scheduler, self.kv, PriorityQueue())
+        self.scheduler = Scheduler(scheduler, self.kv, QUEUE_POLICIES[scheduler.queue]())
         self._runner = runner
         self._max_waiting = scheduler.max_waiting
         self._clock = clock
-        self._requests: dict[tuple[str, int], Request] = {}
+        self._choices: dict[str, list[Request]] = {}  # by request id; those that have not finished
         self._outbox: list[Chunk] = []
         self._metrics = EngineMetrics(clock)
 
     def add_request(self, source: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequestError (its fault) or EngineOverloadedError (ours)."""
-        check_request(source, self.capabilities)
-        if (source.request_id, 0) in self._requests:
-            raise InvalidRequestError(
-                "request_id is in use", field="request_id", value=source.request_id, limit="unique"
-            )
-        if len(self.scheduler.waiting) + source.n > self._max_waiting:
-            raise EngineOverloadedError(f"the queue is full: its limit is {self._max_waiting} requests")
-        root = root_hash(source.cache_salt, self.capabilities.digest)
-        now_s = self._clock()
-        choices = [
-            Request(source, choice, arrival_s=now_s, root=root, block_size=self.kv.block_size)
-            for choice in range(source.n)
-        ]
-        lead = choices[0]
-        # The others find the prompt in the prefix index once the first has computed it.
-        lead.followers = choices[1:] if self.kv.prefix_cache else []
-        for request in choices:
-            self._requests[request.key] = request
-            if request not in lead.followers:
-                self._enqueue(request)
-        self._metrics.requests += 1
+        check_request(source, self.capabilities, max_choices=self._max_waiting)
+        if source.request_id in self._choices:
+            raise refusal("request_id", source.request_id, "an id that no unfinished request has")
+        if self._num_pending + source.n > self._max_waiting:
+            raise EngineOverloadedError(f"{self._num_pending} of {self._max_waiting} places in the queue are taken")
+        number = self._metrics.requests
+        root = self.kv.root(source.cache_salt, self.capabilities.digest, number)
+        arrival = Arrival(number, self._clock(), root)
+        choices = [Request(source, choice, arrival, block_size=self.kv.block_size) for choice in range(source.n)]
+        self._metrics.arrived(idle=not self._choices)
+        self._choices[source.request_id] = choices
+        self.scheduler.enqueue(choices[0])  # the others are held until it has computed the prompt
 
     def abort(self, request_id: str) -> None:
         """Forget all choices of a request and free their KV; no further chunk comes of it. Unknown ids are fine."""
-        choices = [request for key, request in self._requests.items() if key[0] == request_id]
+        choices = self._choices.pop(request_id, [])
         for request in choices:
-            request.followers = []
-            self._drop(request)
+            self.scheduler.finish(request)
         self._outbox = [chunk for chunk in self._outbox if chunk.request_id != request_id]
         self._metrics.aborts += bool(choices)
 
     def has_work(self) -> bool:
         """True if `step()` would do something."""
-        return bool(self._requests or self._outbox)
+        return bool(self._choices or self._outbox)
 
     def step(self) -> list[Chunk]:
-        """Compute one batch; new tokens of every request that drew one."""
-        scheduled = self.scheduler.schedule(self._clock())
+        """Compute one batch; the new tokens of every choice that drew one."""
+        started_s = self._clock()
+        scheduled = self.scheduler.schedule(started_s)
         if scheduled:
-            self._metrics.begin_step()
-            self._commit(scheduled, self._run(scheduled))
-            self._metrics.end_step()
+            computed, drawn = self._run(scheduled)
+            self._commit(computed, drawn)
+            self._metrics.stepped(started_s)
         chunks, self._outbox = self._outbox, []
         return chunks
 
-    def _run(self, scheduled: list[Request]) -> list[tuple[Request, Sampled]]:
-        """Run the batch; if it fails, run its requests one by one and give up only those that fail alone."""
+    def _run(self, scheduled: list[Request]) -> tuple[list[Request], list[tuple[Request, Sampled]]]:
+        """What was computed, and what was drawn from it.
+
+        If the batch fails, its requests run one by one, and those that fail alone end with "error". Running again
+        writes the same KV and draws the same tokens, so the others do not notice.
+        """
         try:
-            return self._runner.run(scheduled)
+            return scheduled, self._runner.run(scheduled)
         except Exception as error:
-            self._metrics.fault(error)
+            self._metrics.fault(error, [request.source.request_id for request in scheduled])
+        computed: list[Request] = []
         drawn: list[tuple[Request, Sampled]] = []
-        for request in list(scheduled):
+        for request in scheduled:
             try:
                 drawn += self._runner.run([request])
+                computed.append(request)
             except Exception as error:
-                self._metrics.fault(error)
-                scheduled.remove(request)
+                self._metrics.fault(error, [request.source.request_id])
                 self._finish(request, "error")
-        return drawn
+        return computed, drawn
 
-    def _commit(self, scheduled: Sequence[Request], drawn: Sequence[tuple[Request, Sampled]]) -> None:
-        for request in scheduled:
+    def _commit(self, computed: Sequence[Request], drawn: Sequence[tuple[Request, Sampled]]) -> None:
+        for request in computed:
             request.num_computed_tokens += request.num_scheduled_tokens
-            self._metrics.computed(request)
             self.kv.publish(request)
         for request, sampled in drawn:
-            self._emit(request, sampled)
+            self._append(request, sampled)
 
-    def _emit(self, request: Request, sampled: Sampled) -> None:
-        """Append a drawn token and say whether it was the last."""
+    def _append(self, request: Request, sampled: Sampled) -> None:
+        """Add a drawn token to its choice, and end the choice if it was the last."""
         if request.first_token_s is None:
             request.first_token_s = self._clock()
-            self._release_followers(request)
+            self._metrics.prefilled(request)
+            self._release_held(request)
         params = request.source.sampling
         if sampled.token_id in params.stop_token_ids:
             self._finish(request, "stop", stop_token_id=sampled.token_id)
             return
         request.append(sampled.token_id)
         self._metrics.generated += 1
-        logprobs = [sampled.logprobs] if sampled.logprobs is not None else None
-        full = request.num_tokens >= self.capabilities.max_model_len
-        if full or request.num_output_tokens >= params.max_tokens:
-            self._finish(request, "length", token_ids=[sampled.token_id], logprobs=logprobs)
+        token_ids, logprobs = [sampled.token_id], [sampled.logprobs] if sampled.logprobs is not None else None
+        if min(params.max_tokens - request.num_output_tokens, self.capabilities.max_model_len - request.num_tokens) > 0:
+            self._emit(request, token_ids, logprobs)
         else:
-            self._outbox.append(
-                Chunk(
-                    request_id=request.source.request_id,
-                    index=request.choice,
-                    token_ids=[sampled.token_id],
-                    logprobs=logprobs,
-                )
-            )
+            self._finish(request, "length", token_ids=token_ids, logprobs=logprobs)
+
+    def _emit(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
+        request_id = request.source.request_id
+        self._outbox.append(Chunk(request_id=request_id, index=request.choice, token_ids=token_ids, logprobs=logprobs))
 
     def _finish(
         self,
@@ -163,9 +156,11 @@ class EngineCore:
         logprobs: list[TokenLogprobs] | None = None,
         stop_token_id: int | None = None,
     ) -> None:
+        """Last chunk of a choice; its KV is free when this returns."""
+        request_id = request.source.request_id
         self._outbox.append(
             Chunk(
-                request_id=request.source.request_id,
+                request_id=request_id,
                 index=request.choice,
                 token_ids=list(token_ids),
                 logprobs=logprobs,
@@ -175,23 +170,21 @@ class EngineCore:
                 timings=request.timings(self._clock()),
             )
         )
-        self._release_followers(request)
-        self._drop(request)
+        self._release_held(request)
+        self.scheduler.finish(request)
+        self._choices[request_id].remove(request)
+        if not self._choices[request_id]:
+            del self._choices[request_id]
 
-    def _release_followers(self, request: Request) -> None:
-        for follower in request.followers:
-            self._enqueue(follower)
-        request.followers = []
+    def _release_held(self, request: Request) -> None:
+        """Its prompt is in the prefix index now (or will not be): the other choices may run."""
+        for choice in self._choices[request.source.request_id]:
+            if choice.status is Status.HELD:
+                self.scheduler.enqueue(choice)
 
-    def _enqueue(self, request: Request) -> None:
-        request.status = Status.WAITING
-        self.scheduler.waiting.push(request)
-
-    def _drop(self, request: Request) -> None:
-        if request.status is not Status.HELD:
-            self.scheduler.finish(request)
-        request.status = Status.FINISHED
-        del self._requests[request.key]
+    @property
+    def _num_pending(self) -> int:
+        return sum(map(len, self._choices.values())) - len(self.scheduler.running)
 
     def stats(self) -> ReplicaStats:
         """A snapshot of queues, blocks and counters."""
@@ -209,6 +202,12 @@ class EngineCore:
         """Everything that must hold between steps. Raises AssertionError."""
         self.kv.check_invariants()
         self.scheduler.check_invariants()
-        known = set(self._requests.values())
-        followers = {follower for request in known for follower in request.followers}
-        assert known == {*self.scheduler.running, *self.scheduler.waiting, *followers}
+        queued = [*self.scheduler.running, *self.scheduler.waiting]
+        known = [choice for choices in self._choices.values() for choice in choices]
+        held = [choice for choice in known if choice.status is Status.HELD]
+        assert len(queued) == len(set(queued)), "a request is queued twice"
+        assert set(known) - set(held) == set(queued), "a request is lost, or lives on after its end"
+        for choice in held:
+            lead = self._choices[choice.source.request_id][0]
+            assert lead.choice == 0, "a choice waits for one that has ended"
+            assert lead.first_token_s is None, "a choice waits for one that has computed the prompt"

@@ -1,28 +1,28 @@
-"""In which order waiting requests are admitted: one seam, two policies.
+"""In which order waiting requests are admitted: the seam, and the plain policies.
 
-A queue policy knows arrival and priority of requests; it knows nothing of KV or of what runs.
+A queue policy knows what a `Request` says of itself; it knows nothing of KV or of what runs. A fair policy (per-tenant
+deficits) is one more class and one more line in `QUEUE_POLICIES`.
 
 Read next: `engines/core/scheduler.py`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from engines.core.request import Request
+
+Order = tuple[int, ...]
 
 
 class QueuePolicy(Protocol):
     """Waiting requests in order. `peek` does not mutate; its result is valid until the next mutation."""
 
     def push(self, request: Request) -> None:
-        """A new request."""
-        ...
-
-    def push_back_preempted(self, request: Request) -> None:
-        """A request that ran and lost its KV: before all others of its priority."""
+        """A new request, or one that ran and lost its KV: it goes where its arrival says, not to the end."""
         ...
 
     def peek(self) -> Request | None:
@@ -34,7 +34,7 @@ class QueuePolicy(Protocol):
         ...
 
     def remove(self, request: Request) -> None:
-        """Take out one that was aborted."""
+        """Take out one that left."""
         ...
 
     def __len__(self) -> int: ...
@@ -42,43 +42,48 @@ class QueuePolicy(Protocol):
     def __iter__(self) -> Iterator[Request]: ...
 
 
-class PriorityQueue:
-    """Strict priority bands (lower is sooner), first come first served inside a band."""
+class OrderedQueue:
+    """Smallest `order(request)` first; orders are unique. A sorted list: O(log n) to find, a short move to insert."""
 
-    def __init__(self) -> None:
-        self._bands: dict[int, deque[Request]] = {}
+    def __init__(self, order: Callable[[Request], Order]) -> None:
+        self._order = order
+        self._requests: list[Request] = []
 
     def push(self, request: Request) -> None:
-        """To the end of its band."""
-        self._bands.setdefault(request.source.priority, deque()).append(request)
-
-    def push_back_preempted(self, request: Request) -> None:
-        """To the front of its band."""
-        self._bands.setdefault(request.source.priority, deque()).appendleft(request)
+        """See `QueuePolicy.push`."""
+        insort(self._requests, request, key=self._order)
 
     def peek(self) -> Request | None:
-        """First of the lowest band."""
-        return self._bands[min(self._bands)][0] if self._bands else None
+        """See `QueuePolicy.peek`."""
+        return self._requests[0] if self._requests else None
 
     def pop(self) -> Request:
-        """Take the first of the lowest band."""
-        priority = min(self._bands)
-        request = self._bands[priority].popleft()
-        self._drop_if_empty(priority)
-        return request
+        """See `QueuePolicy.pop`."""
+        return self._requests.pop(0)
 
     def remove(self, request: Request) -> None:
-        """O(waiting of its band)."""
-        self._bands[request.source.priority].remove(request)
-        self._drop_if_empty(request.source.priority)
+        """See `QueuePolicy.remove`."""
+        at = bisect_left(self._requests, self._order(request), key=self._order)
+        assert self._requests[at] is request
+        del self._requests[at]
 
     def __len__(self) -> int:
-        return sum(map(len, self._bands.values()))
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        for priority in sorted(self._bands):
-            yield from self._bands[priority]
+        return iter(self._requests)
 
-    def _drop_if_empty(self, priority: int) -> None:
-        if not self._bands[priority]:
-            del self._bands[priority]
+
+def fcfs_queue() -> QueuePolicy:
+    """First come, first served, whatever the priority."""
+    return OrderedQueue(lambda request: request.order[1:])
+
+
+def priority_queue() -> QueuePolicy:
+    """Strict priority (lower is sooner), first come, first served inside one priority."""
+    return OrderedQueue(lambda request: request.order)
+
+
+QUEUE_POLICIES: Mapping[str, Callable[[], QueuePolicy]] = MappingProxyType(
+    {"fcfs": fcfs_queue, "priority": priority_queue}
+)

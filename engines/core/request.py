@@ -7,11 +7,12 @@
 There is no prefill and no decode: each step moves `num_computed_tokens` towards `num_tokens`, and a request whose
 tokens are all computed draws the next one. Knows nothing of tensors, sockets or text.
 
-Read next: `engines/core/scheduler.py`, `engines/kv/manager.py`.
+Read next: `engines/core/engine.py`, `engines/core/scheduler.py`, `engines/kv/manager.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
@@ -23,55 +24,64 @@ from engines.text.block_hash import child_hash
 
 
 class Status(Enum):
-    """HELD (until its prompt's first choice has computed it) -> WAITING (in the queue, no KV) -> RUNNING (holds KV) ->
-    FINISHED. Preemption goes back to WAITING."""
+    """HELD -> WAITING <-> RUNNING -> FINISHED."""
 
-    HELD = auto()
-    WAITING = auto()
-    RUNNING = auto()
+    HELD = auto()  # until the first choice of its prompt has computed the prompt
+    WAITING = auto()  # in the queue, without KV; preemption comes back to here
+    RUNNING = auto()  # holds KV
     FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What the engine noted when a client request came: a growing number, the time, and its trust group's name."""
+
+    number: int
+    time_s: float
+    root: bytes
 
 
 class Request:
     """Mutable; owned by the engine thread. `choice` is its index among the `n` of `source`.
 
-    `token_ids` is a growing buffer; the valid part is `token_ids[:num_tokens]`. `block_ids` are its KV blocks in order,
-    `num_published_blocks` of them are in the prefix index, the last at `tail_node`. `followers` are the other choices, which wait until this one has computed it and then find it in the index.
+    `order` says who is more urgent: (priority, arrival, choice), smaller first, unique. `block_ids` are its KV blocks;
+    `num_published_blocks` of them are in the prefix index, the last at `tail_node`. `followers` are the other choices,
+    which wait until this one has computed the prompt and then find it in the index.
     """
 
-    def __init__(self, source: GenerateRequest, choice: int, *, arrival_s: float, root: bytes, block_size: int) -> None:
+    def __init__(self, source: GenerateRequest, choice: int, arrival: Arrival, *, block_size: int) -> None:
         self.source = source
         self.choice = choice
-        self.arrival_s = arrival_s
-        self.root = root
+        self.order = (source.priority, arrival.number, choice)
+        self.arrival_s = arrival.time_s
+        self.root = arrival.root
         self.block_size = block_size
         self.status = Status.HELD
+        self.followers: list[Request] = []
+
         self.num_tokens = len(source.prompt_token_ids)
         self.num_prompt_tokens = self.num_tokens - source.num_emitted_tokens
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_scheduled_tokens = 0
+        self.prompt_ids = source.prompt_token_ids[: self.num_prompt_tokens]
+        self.output_ids = source.prompt_token_ids[self.num_prompt_tokens :]
+        self._tokens = np.empty(self.num_tokens + 64, dtype=np.int64)
+        self._tokens[: self.num_tokens] = source.prompt_token_ids
+
         self.block_ids: list[int] = []
         self.num_published_blocks = 0
         self.tail_node: RadixNode | None = None
-        self.followers: list[Request] = []
-        self._hashes: list[bytes] = []
-        self._tokens = np.empty(self.num_tokens + 64, dtype=np.int64)
-        self._tokens[: self.num_tokens] = source.prompt_token_ids
-        self.output_ids = source.prompt_token_ids[self.num_prompt_tokens :]
+        self._blocks: list[tuple[bytes, bytes]] = []
+
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_preemptions = 0
         self.num_steps = 0
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Unique while it lives."""
-        return (self.source.request_id, self.choice)
-
-    @property
     def token_ids(self) -> npt.NDArray[np.int64]:
-        """A view of prompt and output so far."""
+        """[num_tokens] prompt and output so far; a view, valid until the next `append`."""
         return self._tokens[: self.num_tokens]
 
     @property
@@ -92,22 +102,17 @@ class Request:
         self.output_ids.append(token_id)
         self.num_tokens += 1
 
-    def block_tokens(self, index: int) -> tuple[int, ...]:
-        """Tokens of full block `index`."""
-        start = index * self.block_size
-        return tuple(self._tokens[start : start + self.block_size].tolist())
-
-    def block_hash(self, index: int) -> bytes:
-        """Chained hash of full block `index`; each is computed once."""
-        while len(self._hashes) <= index:
-            number = len(self._hashes)
-            parent = self._hashes[-1] if self._hashes else self.root
-            tokens = self._tokens[number * self.block_size : (number + 1) * self.block_size]
-            self._hashes.append(child_hash(parent, tokens.astype("<u4").tobytes()))
-        return self._hashes[index]
+    def full_block(self, number: int) -> tuple[bytes, bytes]:
+        """(chained hash, tokens as u32 LE) of full block `number`; each is made once."""
+        while len(self._blocks) <= number:
+            start = len(self._blocks) * self.block_size
+            tokens = self._tokens[start : start + self.block_size].astype("<u4").tobytes()
+            parent = self._blocks[-1][0] if self._blocks else self.root
+            self._blocks.append((child_hash(parent, tokens), tokens))
+        return self._blocks[number]
 
     def usage(self) -> Usage:
-        """Token counts for the last chunk. Recomputed work after a preemption is not counted again."""
+        """Token counts for the last chunk. Work repeated after a preemption is not counted again."""
         return Usage(
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=min(self.num_cached_tokens, self.num_prompt_tokens),

@@ -1,4 +1,4 @@
-"""What became of blocks, told to routers: batches with sequence numbers and a replay buffer (vLLM's KV event form).
+"""What became of blocks, told to routers: batches with sequence numbers and a replay ring (vLLM's KV event form).
 
 Knows nothing of sockets: `engines/local.py` and `engines/worker.py` carry the batches.
 
@@ -13,33 +13,38 @@ from engines.api import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KV
 
 
 class EventLog:
-    """Collects the events of a step; `flush` makes them a batch. The last `capacity` batches can be replayed."""
+    """Collects the events of a step; `flush` makes them a batch. The last `capacity` batches can be replayed.
+
+    With `capacity` 0 nothing is recorded.
+    """
 
     def __init__(self, block_size: int, capacity: int) -> None:
         self._block_size = block_size
+        self._capacity = capacity
         self._pending: list[KVEvent] = []
-        self._batches: deque[KVEventBatch] = deque(maxlen=max(1, capacity))
+        self._batches: deque[KVEventBatch] = deque(maxlen=capacity)
         self._next_seq = 0
 
-    def stored(self, block_hash: bytes, parent_hash: bytes) -> None:
-        """A block became findable; chains in order of storing are merged into one event."""
+    def stored(self, block_hash: bytes, parent_hash: bytes | None) -> None:
+        """A block became findable; a chain stored in order becomes one event. No parent: the first of a prompt."""
         last = self._pending[-1] if self._pending else None
         if isinstance(last, BlockStored) and last.block_hashes[-1] == parent_hash:
             last.block_hashes.append(block_hash)
         else:
-            self._pending.append(BlockStored([block_hash], parent_hash, [], self._block_size))
+            self._add(BlockStored([block_hash], parent_hash, [], self._block_size))
 
     def removed(self, block_hash: bytes) -> None:
-        """A block is no longer findable."""
+        """A block is no longer findable; removals in a row become one event."""
         last = self._pending[-1] if self._pending else None
         if isinstance(last, BlockRemoved):
             last.block_hashes.append(block_hash)
         else:
-            self._pending.append(BlockRemoved([block_hash]))
+            self._add(BlockRemoved([block_hash]))
 
     def cleared(self) -> None:
-        """Nothing is findable any more."""
-        self._pending.append(AllBlocksCleared())
+        """Nothing is findable any more; what has not been flushed yet need not be told."""
+        self._pending.clear()
+        self._add(AllBlocksCleared())
 
     def flush(self, now_s: float) -> KVEventBatch | None:
         """The events since the last flush as the next batch; None if there were none."""
@@ -52,5 +57,15 @@ class EventLog:
         return batch
 
     def since(self, seq: int) -> list[KVEventBatch]:
-        """Batches from `seq` on that are still held; a later first one is a gap to the reader."""
+        """Batches from `seq` on that are still held. If the first is a later one, the reader has missed some."""
         return [batch for batch in self._batches if batch.seq >= seq]
+
+    def check_invariants(self) -> None:
+        """The ring has no gap and ends before the next number. Raises AssertionError."""
+        held = [batch.seq for batch in self._batches]
+        assert held == list(range(self._next_seq - len(held), self._next_seq))
+        assert all(batch.events for batch in self._batches)
+
+    def _add(self, event: KVEvent) -> None:
+        if self._capacity:
+            self._pending.append(event)

@@ -18,9 +18,10 @@ from collections.abc import Callable
 
 
 class BlockPool:
-    """Allocator of `num_blocks` block ids. All operations are O(1) a block.
+    """Allocator of `num_blocks` block ids. Every operation is O(1) a block.
 
     `on_evict(block_id)` is called when a cached block is about to be reused, so that the index forgets it first.
+    The cached blocks are an OrderedDict, which is a doubly linked list with a map into it.
     """
 
     def __init__(self, num_blocks: int, *, on_evict: Callable[[int], None]) -> None:
@@ -29,7 +30,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
         self._on_evict = on_evict
-        # Popped from the end: a fresh pool hands out 0, 1, 2, ...
+        # Popped from the end: a fresh pool hands out 0, 1, 2, ...; then what was freed last is used first.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
 
@@ -59,9 +60,8 @@ class BlockPool:
             block_id = self._free.pop()
         else:
             assert self._cached, "allocate from an exhausted pool: check num_available first"
-            block_id = next(iter(self._cached))
+            block_id, _ = self._cached.popitem(last=False)
             self._on_evict(block_id)
-            del self._cached[block_id]
         assert self.ref_counts[block_id] == 0
         self.ref_counts[block_id] = 1
         return block_id
@@ -72,26 +72,26 @@ class BlockPool:
             del self._cached[block_id]
         self.ref_counts[block_id] += 1
 
-    def release(self, block_id: int, *, indexed: bool) -> bool:
-        """One reference less. An unreferenced block becomes cached if `indexed`, else free. True if it became free."""
+    def release(self, block_id: int, *, keep: bool) -> bool:
+        """One reference less; True if the block became free. An unreferenced block becomes cached if `keep`."""
         assert self.ref_counts[block_id] > 0, f"block {block_id} released more often than acquired"
         self.ref_counts[block_id] -= 1
         if self.ref_counts[block_id]:
             return False
-        if indexed:
+        if keep:
             self._cached[block_id] = None
             return False
         self._free.append(block_id)
         return True
 
-    def drop_cached(self, block_id: int) -> None:
-        """A cached block was taken out of the index: it is free now."""
-        del self._cached[block_id]
-        self._free.append(block_id)
-
-    def is_cached(self, block_id: int) -> bool:
-        """True if unreferenced and indexed."""
-        return block_id in self._cached
+    def evict_all(self) -> list[int]:
+        """Make every cached block free, as `allocate` would do one by one; returns them in that order."""
+        evicted = list(self._cached)
+        for block_id in evicted:
+            del self._cached[block_id]
+            self._on_evict(block_id)
+            self._free.append(block_id)
+        return evicted
 
     def cached_in_eviction_order(self) -> list[int]:
         """Cached blocks, next victim first."""
@@ -100,9 +100,11 @@ class BlockPool:
     def check_invariants(self) -> None:
         """free + cached + used = total, and every block is in one state. Raises AssertionError."""
         free, cached = set(self._free), set(self._cached)
-        assert len(free) == len(self._free), "a block is free twice"
-        assert not free & cached, f"blocks both free and cached: {free & cached}"
         used = {block_id for block_id, count in enumerate(self.ref_counts) if count > 0}
-        assert not used & (free | cached), f"referenced blocks in a list: {used & (free | cached)}"
-        assert len(free) + len(cached) + len(used) == self.num_blocks
+        assert len(free) == len(self._free), "a block is free twice"
+        assert free.isdisjoint(cached), f"blocks both free and cached: {free & cached}"
+        assert used.isdisjoint(free | cached), f"referenced blocks up for allocation: {used & (free | cached)}"
+        assert free | cached | used == set(range(self.num_blocks)), "a block is lost"
         assert min(self.ref_counts) >= 0
+        assert self.num_free + self.num_cached + self.num_used == self.num_blocks
+        assert self.num_used == len(used)

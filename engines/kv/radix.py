@@ -1,109 +1,123 @@
 """The prefix index: a radix tree over token blocks that finds the longest resident prefix of a prompt.
 
-One node a block; an edge is the block's tokens. A node's name is its chained hash (`engines/text/block_hash.py`), so a
-lookup walks hashes, and a hit compares tokens too: a hash collision is a miss, never another prompt's KV. Trust groups
-have different root hashes and so never meet.
+One node a block. A node is named by its chained hash (`engines/text/block_hash.py`), which is what routers are told; a
+lookup walks down from the root of its trust group and compares the tokens of every node it enters, so that a hash
+collision is a miss, never another prompt's KV. Trust groups have different roots, hence never meet.
 
     root(salt, digest) ── [t0..t15] ── [t16..t31] ── ...
                               └─────── [t16'..t31'] ── ...
 
-Knows nothing of reference counts (the pool's) or of tensors.
+Runs of single children are not merged into one node: blocks are published, shared and evicted one by one, so a merged
+node would be split as often as it is made.
 
-Read next: `engines/kv/manager.py`.
+Knows nothing of reference counts and eviction order (the pool's) or of tensors.
+
+Read next: `engines/kv/pool.py`, `engines/kv/manager.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-TokenBlock = tuple[int, ...]
+NO_BLOCK = -1
 
 
 class RadixNode:
-    """One resident block. `parent` is None for a first block; `children` are by hash."""
+    """One resident block, or the root of a trust group (`block_id` NO_BLOCK). `tokens`: u32 LE each."""
 
-    __slots__ = ("block_id", "children", "hash", "parent", "root", "tokens")
+    __slots__ = ("block_id", "children", "hash", "parent", "tokens")
 
-    def __init__(
-        self, block_hash: bytes, tokens: TokenBlock, block_id: int, parent: RadixNode | None, root: bytes
-    ) -> None:
+    def __init__(self, block_hash: bytes, tokens: bytes, block_id: int, parent: RadixNode | None) -> None:
         self.hash = block_hash
         self.tokens = tokens
         self.block_id = block_id
         self.parent = parent
-        self.root = root
         self.children: dict[bytes, RadixNode] = {}
-
-    @property
-    def parent_hash(self) -> bytes:
-        """Hash of the block before it, or of the root."""
-        return self.root if self.parent is None else self.parent.hash
 
 
 class RadixIndex:
-    """Resident blocks by prefix. Mutated by `insert` and `remove` only; lookups change nothing."""
+    """Resident blocks by prefix. Mutated by `insert` and `remove` only; a node is valid until it is removed."""
 
     def __init__(self) -> None:
-        self._nodes: dict[bytes, RadixNode] = {}
+        self._roots: dict[bytes, RadixNode] = {}
+        self._by_hash: dict[bytes, RadixNode] = {}
         self._by_block: dict[int, RadixNode] = {}
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        """Blocks that can be found."""
+        return len(self._by_block)
 
-    def match(self, hashes: Sequence[bytes], blocks: Sequence[TokenBlock]) -> list[RadixNode]:
-        """Nodes of the longest prefix that is resident, first block first. O(blocks matched)."""
+    def match(self, root: bytes, blocks: Iterable[tuple[bytes, bytes]]) -> list[RadixNode]:
+        """Nodes of the longest resident prefix, first block first.
+
+        `blocks`: (hash, tokens) in order; consumed only as far as it matches.
+        """
         path: list[RadixNode] = []
-        for block_hash, tokens in zip(hashes, blocks, strict=False):
-            node = self._nodes.get(block_hash)
-            if node is None or node.tokens != tokens:
+        node = self._roots.get(root)
+        for block_hash, tokens in blocks:
+            node = self.child(node, block_hash, tokens)
+            if node is None:
                 break
             path.append(node)
         return path
 
-    def find(self, block_hash: bytes, tokens: TokenBlock) -> RadixNode | None:
-        """The node of this name and these tokens."""
-        node = self._nodes.get(block_hash)
+    def child(self, parent: RadixNode | None, block_hash: bytes, tokens: bytes) -> RadixNode | None:
+        """The block of this name and these tokens below `parent`."""
+        node = parent.children.get(block_hash) if parent is not None else None
         return node if node is not None and node.tokens == tokens else None
 
-    def taken(self, block_hash: bytes) -> bool:
-        """True if the name is in use, be it by other tokens."""
-        return block_hash in self._nodes
-
-    def insert(
-        self, block_hash: bytes, tokens: TokenBlock, block_id: int, parent: RadixNode | None, root: bytes
-    ) -> RadixNode:
-        """Add a block below `parent`. The name must not be taken and the block not be indexed."""
-        assert block_hash not in self._nodes, "this prefix is indexed already: find() first"
+    def insert(self, root: bytes, parent: RadixNode | None, block: tuple[bytes, bytes], block_id: int) -> RadixNode:
+        """Add (hash, tokens) below `parent` (None: first block of trust group `root`). Its name must be free."""
+        block_hash, tokens = block
+        assert block_hash not in self._by_hash, "this name is in use: ask child() and has_name() first"
         assert block_id not in self._by_block, f"block {block_id} is indexed already"
-        node = RadixNode(block_hash, tokens, block_id, parent, root)
-        if parent is not None:
-            parent.children[block_hash] = node
-        self._nodes[block_hash] = node
+        if parent is None:
+            parent = self._roots.setdefault(root, RadixNode(root, b"", NO_BLOCK, None))
+        node = RadixNode(block_hash, tokens, block_id, parent)
+        parent.children[block_hash] = node
+        self._by_hash[block_hash] = node
         self._by_block[block_id] = node
         return node
 
-    def node_of(self, block_id: int) -> RadixNode | None:
-        """The node that a block backs, if it is indexed."""
-        return self._by_block.get(block_id)
-
     def remove(self, block_id: int) -> RadixNode:
-        """Forget a leaf. The pool evicts leaves first, because a sequence releases its tail before its head."""
+        """Forget a leaf and return it. Eviction reaches leaves first: a sequence releases its tail before its head."""
         node = self._by_block[block_id]
         assert not node.children, f"block {block_id} still has {len(node.children)} children"
-        if node.parent is not None:
-            del node.parent.children[node.hash]
-        del self._by_block[block_id]
-        del self._nodes[node.hash]
+        parent = node.parent
+        assert parent is not None, "a root backs no block"
+        del parent.children[node.hash], self._by_hash[node.hash], self._by_block[block_id]
+        if parent.block_id == NO_BLOCK and not parent.children:
+            del self._roots[parent.hash]
         return node
 
+    def root(self, root: bytes) -> RadixNode | None:
+        """Where a trust group's blocks hang, if it has any."""
+        return self._roots.get(root)
+
+    def has_name(self, block_hash: bytes) -> bool:
+        """True if some block goes by this name, be it by other tokens."""
+        return block_hash in self._by_hash
+
+    def has_block(self, block_id: int) -> bool:
+        """True if this block can be found."""
+        return block_id in self._by_block
+
     def check_invariants(self) -> None:
-        """Names, blocks and links agree. Raises AssertionError."""
-        assert len(self._nodes) == len(self._by_block)
-        for block_hash, node in self._nodes.items():
-            assert node.hash == block_hash
-            assert self._by_block[node.block_id] is node
-            if node.parent is not None:
-                assert self._nodes[node.parent.hash] is node.parent, "an orphan: its parent was evicted first"
-                assert node.parent.children[block_hash] is node
-                assert node.parent.root == node.root
-            assert all(child.parent is node for child in node.children.values())
+        """Names, blocks and links agree; nothing hangs in the air. Raises AssertionError."""
+        reached: set[int] = set()
+        stack = list(self._roots.values())
+        for root_name, root in self._roots.items():
+            assert (root.hash, root.block_id, root.parent) == (root_name, NO_BLOCK, None)
+            assert root.children, "a trust group without blocks was kept"
+        while stack:
+            node = stack.pop()
+            for name, child in node.children.items():
+                assert child.parent is node
+                assert child.hash == name
+                assert self._by_hash[name] is child
+                assert self._by_block[child.block_id] is child
+                assert child.block_id not in reached, f"block {child.block_id} is reached twice"
+                reached.add(child.block_id)
+                stack.append(child)
+        assert reached == set(self._by_block), "an orphan: its parent was evicted first"
+        assert len(self._by_hash) == len(self._by_block)
