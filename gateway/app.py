@@ -1,1 +1,200 @@
-"""Laid out; filled in by the room's author in a following commit."""
+"""The composition root: the one place where concrete parts meet.
+
+    settings + policy -> store, keys, fleet, pipeline -> Litestar
+
+Nothing here loads torch: engines are processes, and an engine on a thread of this process (for development) is
+imported only when asked for. Read next: `gateway/server.py` (the process's life), `gateway/pipeline.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from litestar import Litestar, Request, Response
+from litestar.datastructures import State
+
+from engines.api import Capabilities, Engine
+from engines.config import CacheConfig, EngineConfig, ModelConfig
+from engines.fake import FakeEngine, Script
+from engines.process import EngineProcess
+from engines.text.model import TextModel, load_text
+from gateway.admission import Admission
+from gateway.errors import from_exception
+from gateway.handlers import chat, completions, embeddings, ops
+from gateway.handlers.common import Surface, encode
+from gateway.ledger import Ledger
+from gateway.metrics import Metrics
+from gateway.pipeline import Pipeline
+from gateway.settings import Settings
+from gateway.sse import ClientGoneError
+from gateway.stores.base import Store
+from gateway.stores.sqlite import SqliteStore
+from gateway.telemetry import Telemetry, make_exporter
+from gateway.tenants import Tenants, load_secret
+from policies.schema import Model, Policy
+from routers.execute import Executor
+from routers.fleet import Fleet, Replica
+from routers.select import LeastLoaded
+
+logger = logging.getLogger("facet.gateway")
+EngineKind = Literal["process", "local", "fake"]
+Report = Callable[[str], None]
+SEED_BITS = 63
+CLIENT_GONE = 499
+FAKE_CONTEXT_TOKENS = 8192
+FAKE_DIMENSIONS = 8
+
+
+def create_app(surface: Surface) -> Litestar:
+    """Routes and error mapping around a pipeline."""
+    return Litestar(
+        route_handlers=[
+            chat.chat_completions,
+            completions.completions,
+            embeddings.embeddings,
+            ops.live,
+            ops.ready,
+            ops.models,
+            ops.model,
+            ops.metrics,
+        ],
+        exception_handlers={Exception: answer_error},
+        state=State({"surface": surface}),
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Every exception of every route as an OpenAI error object."""
+    if isinstance(error, ClientGoneError):
+        return Response(b"", status_code=CLIENT_GONE)
+    answer = from_exception(error)
+    if answer.status >= 500:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return Response(
+        encode(answer.document), status_code=answer.status, headers=answer.headers, media_type="application/json"
+    )
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, policy: Policy, paths: dict[str, Path], kind: EngineKind, report: Report
+) -> AsyncGenerator[Surface, None]:
+    """Everything opened in order and closed in reverse. `paths`: files of each model of the policy."""
+    secret = load_secret(settings.secret_path)
+    store: Store = await SqliteStore.open(settings.database_path)
+    ledger = Ledger(store, wall_clock=time.time)
+    ledger.start()
+    telemetry = Telemetry(make_exporter(settings.telemetry), wall_clock_ns=time.time_ns)
+    fleet = Fleet()
+    try:
+        await start_fleet(fleet, settings, policy, paths, kind, report)
+        pipeline = Pipeline(
+            tenants=Tenants(store, secret, clock=time.monotonic),
+            admission=Admission(),
+            ledger=ledger,
+            executor=Executor(
+                fleet, LeastLoaded(), draw_seed=partial(secrets.randbits, SEED_BITS), clock=time.monotonic
+            ),
+            policy=lambda: policy,
+            metrics=Metrics(fleet),
+            telemetry=telemetry,
+            clock=time.monotonic,
+        )
+        yield Surface(
+            pipeline=pipeline, limits=settings.limits, new_id=partial(secrets.token_hex, 12), wall_clock=time.time
+        )
+    finally:
+        await asyncio.gather(*(replica.engine.close() for replica in fleet))
+        telemetry.close()
+        await ledger.close()
+        await store.close()
+
+
+async def start_fleet(
+    fleet: Fleet, settings: Settings, policy: Policy, paths: dict[str, Path], kind: EngineKind, report: Report
+) -> None:
+    """One engine a replica, all starting at once. Raises EngineError or TextError with what to mend."""
+    make = {"process": start_process, "local": start_local, "fake": start_fake}[kind]
+    texts = {name: await asyncio.to_thread(load_text, path) for name, path in paths.items()}
+
+    async def start(name: str, model: Model, number: int) -> None:
+        replica_name = f"{name}-{number}"
+        began_s = time.monotonic()
+        config = engine_config(name, model, paths[name], settings)
+        engine, is_alive = await make(replica_name, config, model, texts[name], settings)
+        fleet.add(Replica(replica_name, name, engine, texts[name], is_alive=is_alive))
+        facts = engine.capabilities
+        report(f"{replica_name}: {facts.dtype}, {facts.num_threads} threads, {time.monotonic() - began_s:.1f} s")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, model in policy.models.items():
+                for number in range(model.replicas):
+                    group.create_task(start(name, model, number))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+Started = tuple[Engine, Callable[[], bool]]
+
+
+async def start_process(name: str, config: EngineConfig, model: Model, text: TextModel, settings: Settings) -> Started:
+    """A worker process, restarted when it dies."""
+    settings.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    process = EngineProcess(
+        config, run_dir=Path(settings.run_dir), name=name, log_path=settings.log_dir / f"{name}.log"
+    )
+    try:
+        await process.start()
+    except BaseException:
+        await process.close()
+        raise
+    return process, lambda: process.state == "ready"
+
+
+async def start_local(name: str, config: EngineConfig, model: Model, text: TextModel, settings: Settings) -> Started:
+    """A thread of this process; loads torch here."""
+    from engines.core.build import build_core
+    from engines.local import LocalEngine
+
+    engine = await LocalEngine.start(partial(build_core, config, clock=time.monotonic))
+    return engine, lambda: True
+
+
+async def start_fake(name: str, config: EngineConfig, model: Model, text: TextModel, settings: Settings) -> Started:
+    """No model at all: echoes the prompt. For measuring the gateway."""
+    capabilities = Capabilities(
+        model=config.model.name,
+        task=model.task,
+        digest="fake",
+        dtype="fake",
+        vocab_size=text.vocab_size,
+        max_model_len=FAKE_CONTEXT_TOKENS,
+        embedding_dimensions=FAKE_DIMENSIONS if model.task == "embed" else 0,
+    )
+    return FakeEngine(capabilities, Script()), lambda: True
+
+
+def engine_config(name: str, model: Model, path: Path, settings: Settings) -> EngineConfig:
+    """The policy's words and the settings' as the engine's own."""
+    return EngineConfig(
+        model=ModelConfig(
+            name=name,
+            path=str(path),
+            cache_dir=str(Path(settings.cache_dir) / "packed"),
+            dtype=model.dtype,
+            max_model_len=model.max_model_len,
+            num_threads=model.threads or settings.engine_threads,
+        ),
+        cache=CacheConfig(memory_bytes=model.kv_memory_mib << 20),
+    )

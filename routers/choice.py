@@ -27,8 +27,8 @@ class Choice:
         self._detokenizer = text.detokenizer(skip_special_tokens=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop, include=params.include_stop)
 
-    def feed(self, chunk: Chunk) -> TextDelta | None:
-        """The new text, if there is any to show. Afterwards `finished` says whether it was the last."""
+    def feed(self, chunk: Chunk) -> tuple[TextDelta | None, Finished | None]:
+        """The new text, if there is any to show, and the end, if this was the last chunk that counts."""
         self.usage, self.timings = chunk.usage or self.usage, chunk.timings or self.timings
         text, taken = self._take(chunk.token_ids)
         if self._stops.matched is not None:
@@ -44,8 +44,9 @@ class Choice:
         self.num_tokens += taken
         logprobs = name_logprobs(self._text, chunk.logprobs[:taken]) if chunk.logprobs is not None else None
         if not text and not logprobs:
-            return None
-        return TextDelta(index=self.index, text=text, token_ids=tuple(chunk.token_ids[:taken]), logprobs=logprobs)
+            return None, self.finished
+        delta = TextDelta(index=self.index, text=text, token_ids=tuple(chunk.token_ids[:taken]), logprobs=logprobs)
+        return delta, self.finished
 
     def _take(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Text of these tokens, and how many count: with stop strings, those up to the one that completes one."""

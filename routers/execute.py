@@ -9,15 +9,16 @@ Read next: `routers/prompt.py`, `routers/choice.py`, `routers/select.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 from engines.api import Chunk, EngineDeadError, EngineFaultError, EngineOverloadedError, GenerateRequest
+from policies.schema import Policy
 from routers.choice import Choice
+from routers.embed import CanonicalEmbedding, Embedded, embed
 from routers.fleet import Fleet, Replica
-from routers.merge import merge
 from routers.prompt import check_prompts, check_token_ids, effective_params, encode_prompts, sampling
 from routers.select import ReplicaSelector
 from routers.types import (
@@ -34,6 +35,7 @@ from routers.types import (
 )
 
 MAX_ATTEMPTS = 2
+T = TypeVar("T")
 
 
 class Executor:
@@ -55,6 +57,10 @@ class Executor:
     def start(self, plan: Plan, request: CanonicalRequest) -> Execution:
         """An execution that begins when its events are read."""
         return Execution(self, plan, request)
+
+    async def embed(self, request: CanonicalEmbedding, policy: Policy) -> Embedded:
+        """Vectors of one request; no plan, for one model answers it."""
+        return await embed(request, policy, self.fleet, self.selector)
 
 
 class Execution:
@@ -83,11 +89,11 @@ class Execution:
                 choice = self._choices[index]
                 if choice.finished is not None:
                     continue  # what the engine computed before it heard of the stop string
-                delta = choice.feed(chunk)
+                delta, finished = choice.feed(chunk)
                 if delta is not None:
                     yield delta
-                if choice.finished is not None:
-                    yield choice.finished
+                if finished is not None:
+                    yield finished
                     if all(other.finished is not None for other in self._choices):
                         break
         yield self.usage()
@@ -212,3 +218,40 @@ class Execution:
 def as_generator(chunks: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
     """The Engine seam promises an iterator whose closing aborts; every implementation is a generator."""
     return cast(AsyncGenerator[Chunk, None], chunks)
+
+
+async def merge(sources: Sequence[Callable[[], AsyncGenerator[T, None]]]) -> AsyncGenerator[T, None]:
+    """Items in the order they come. The first exception of any source ends all and is raised as it is."""
+    queue: asyncio.Queue[T | None] = asyncio.Queue(maxsize=len(sources))
+
+    async def read(source: AsyncGenerator[T, None]) -> None:
+        async with aclosing(source):
+            async for item in source:
+                await queue.put(item)
+
+    async def read_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sources:
+                    group.create_task(read(source()))
+        finally:
+            await queue.put(None)
+
+    reader = asyncio.create_task(read_all())
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        await reader
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        reader.cancel()
+        drain(queue)
+        with suppress(asyncio.CancelledError, Exception):
+            await reader
+
+
+def drain(queue: asyncio.Queue[T | None]) -> None:
+    """Make room, so that a writer that is being cancelled can leave."""
+    while not queue.empty():
+        queue.get_nowait()
