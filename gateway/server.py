@@ -30,7 +30,16 @@ class ServeError(Exception):
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: when to end is decided here."""
+    """uvicorn without its signal handlers: when to end is decided here. `up` is set once it accepts."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start accepting."""
+        await super().startup(sockets)
+        self.up.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -93,12 +102,18 @@ async def serve(
     ending = Ending()
     with contextlib.closing(bind(settings.host, settings.port)) as listener, ending.listening():
         host, port = listener.getsockname()[:2]
-        async with running(settings, policy, paths, kind, report) as surface:
+        async with contextlib.AsyncExitStack() as stack:
+            opening = asyncio.ensure_future(stack.enter_async_context(running(settings, policy, paths, kind, report)))
+            await first_of(ending.soon.wait(), opening)
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait((opening,))
+                return
+            surface = opening.result()
             app = LimitsMiddleware(create_app(surface), settings.limits)
             server = Server(server_config(app, settings))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            while not server.started and not serving.done():
-                await asyncio.sleep(0.01)
+            await first_of(server.up.wait(), serving)
             on_ready(f"http://{host}:{port}")
             await first_of(ending.soon.wait(), serving)
             surface.pipeline.admission.closing = True

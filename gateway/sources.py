@@ -126,7 +126,7 @@ def download(scratch: Path, name: str, version: str | None, report: Progress) ->
     if status != 0 or len(wheels) != 1:
         raise SourceError(
             f"pip could not download {requirement}: {said[-STDERR_TAIL_CHARS:] or 'it gave no reason'}\n"
-            "Check the network and pip's configuration (`pip config list`), or fetch the wheel elsewhere and give a path."
+            "Check the network and pip's configuration (`pip config list`), or fetch it elsewhere and give a path."
         )
     return wheels[0]
 
