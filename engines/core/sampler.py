@@ -98,12 +98,13 @@ def adjusted(raw: torch.Tensor, row: SamplerRow) -> torch.Tensor:
     params = row.params
     logits = raw.clone()
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor([*row.prompt_ids, *row.output_ids], dtype=torch.int64).unique()
+        seen = torch.tensor([*row.prompt_ids, *row.output_ids], dtype=torch.int64)
+        seen = torch.unique(seen)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if row.output_ids and (params.presence_penalty or params.frequency_penalty):
-        ids, counts = torch.tensor(row.output_ids, dtype=torch.int64).unique(return_counts=True)
+        ids, counts = torch.unique(torch.tensor(row.output_ids, dtype=torch.int64), return_counts=True)
         logits[ids] -= params.presence_penalty + params.frequency_penalty * counts
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
@@ -169,14 +170,15 @@ def mix(value: int) -> int:
 
 def logprobs_of(raw: torch.Tensor, token_id: int, params: SamplingParams) -> TokenLogprobs | None:
     """raw [V] -> the token's log-prob under the model's own distribution, and the alternatives asked for."""
-    if params.logprobs is None:
+    if params.logprobs is None and not params.logprob_token_ids:
         return None
     logprobs = torch.log_softmax(raw, dim=-1)
     if params.logprob_token_ids:
         labels = torch.tensor(params.logprob_token_ids, dtype=torch.int64)
-        top = list(zip(params.logprob_token_ids, logprobs[labels].tolist(), strict=True))
+        named = zip(params.logprob_token_ids, logprobs[labels].tolist(), strict=True)
+        top = sorted(named, key=lambda pair: -pair[1])
     else:
-        values, ids = torch.topk(logprobs, params.logprobs)
+        values, ids = torch.topk(logprobs, params.logprobs or 0)
         top = list(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token_id=token_id, logprob=float(logprobs[token_id]), top=top)
 
