@@ -139,7 +139,7 @@ def server_config(app: LimitsMiddleware, settings: Settings) -> uvicorn.Config:
     )
 
 
-async def first_of(waiting: Coroutine[Any, Any, Any], task: asyncio.Task[None]) -> None:
+async def first_of(waiting: Coroutine[Any, Any, Any], task: asyncio.Future[Any]) -> None:
     """Return when either is done; `task` goes on."""
     other = asyncio.ensure_future(waiting)
     try:

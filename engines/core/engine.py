@@ -186,6 +186,11 @@ class EngineCore:
     def _num_pending(self) -> int:
         return sum(map(len, self._choices.values())) - len(self.scheduler.running)
 
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the KV tensors."""
+        return self._runner.kv.num_bytes
+
     def stats(self) -> ReplicaStats:
         """A snapshot of queues, blocks and counters."""
         return self._metrics.snapshot(self.scheduler, self.kv.pool)

@@ -12,7 +12,13 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import bench, chat, doctor, evaluate, keys, models, serve
+from gateway.cli.bench import app as bench
+from gateway.cli.chat import chat
+from gateway.cli.doctor import doctor
+from gateway.cli.evaluate import app as evaluate
+from gateway.cli.keys import app as keys
+from gateway.cli.models import pull
+from gateway.cli.serve import serve, up
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,14 +26,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Facet: an OpenAI-compatible gateway with its own inference engines.",
 )
-app.command()(serve.up)
-app.command()(serve.serve)
-app.command()(models.pull)
-app.command()(chat.chat)
-app.command()(doctor.doctor)
-app.add_typer(keys.app, name="keys")
-app.add_typer(bench.app, name="bench")
-app.add_typer(evaluate.app, name="eval")
+app.command()(up)
+app.command()(serve)
+app.command()(pull)
+app.command()(chat)
+app.command()(doctor)
+app.add_typer(keys, name="keys")
+app.add_typer(bench, name="bench")
+app.add_typer(evaluate, name="eval")
 policy_app = typer.Typer(no_args_is_help=True, help="The routing policy.")
 app.add_typer(policy_app, name="policy")
 

@@ -44,7 +44,9 @@ def download_bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
         def report(stage: str, done: int, total: int) -> None:
             if stage == "ready":
                 return
-            progress.update(task, description=f"{STAGES[stage]} {title}", completed=done, total=total or None, visible=True)
+            progress.update(
+                task, description=f"{STAGES[stage]} {title}", completed=done, total=total or None, visible=True
+            )
             if stage not in seen and not console.is_terminal:
                 print(f"{STAGES[stage]} {title}", file=sys.stderr)
             seen.add(stage)

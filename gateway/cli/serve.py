@@ -54,7 +54,9 @@ def serve(
     threads: Threads = None,
     data_dir: DataDir = None,
     public: Public = False,
-    engine: Annotated[str, typer.Option(help="process | local (a thread) | fake (echoes; for benchmarks).")] = "process",
+    engine: Annotated[
+        str, typer.Option(help="process | local (a thread) | fake (echoes; for benchmarks).")
+    ] = "process",
 ) -> None:
     """Serve a policy, without the first-run help."""
     if engine not in KINDS:
@@ -165,7 +167,7 @@ def welcome(url: str, policy: Policy, key: str | None) -> str:
     secret = f'"{key}"' if key else 'os.environ["FACET_API_KEY"]'
     prefix = "" if key else "import os; "
     lines += [
-        f"{prefix}from openai import OpenAI; client = OpenAI(base_url=\"{url}/v1\", api_key={secret}); "
+        f'{prefix}from openai import OpenAI; client = OpenAI(base_url="{url}/v1", api_key={secret}); '
         f'print(client.chat.completions.create(model="{model}", '
         'messages=[{"role": "user", "content": "Say hello."}]).choices[0].message.content)',
         "",
