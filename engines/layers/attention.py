@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.layers.linear import Linear
-from engines.ops.attention import AttentionStep
+from engines.ops.attention import AttentionStep, Heads
 from engines.ops.dispatch import Ops
 
 
@@ -29,17 +29,17 @@ class StepContext:
 class SelfAttention:
     """x [T, K] -> [T, K], writing this layer's keys and values."""
 
-    def __init__(self, qkv: Linear, output: Linear, heads: tuple[int, int, int], ops: Ops) -> None:
-        """`qkv` gives queries, keys and values side by side: (H + 2 G) x D columns. `heads` is (H, G, D)."""
+    def __init__(self, qkv: Linear, output: Linear, heads: Heads, ops: Ops) -> None:
+        """`qkv` gives queries, keys and values side by side: (H + 2 G) x D columns."""
         self._qkv = qkv
         self._output = output
-        self._num_heads, self._num_kv_heads, self._head_dim = heads
+        self._heads = heads
         self._ops = ops
 
     def __call__(self, x: torch.Tensor, layer: int, context: StepContext) -> torch.Tensor:
         """See the class."""
-        rotated = self._num_heads + self._num_kv_heads
-        qkv = self._qkv(x).view(x.shape[0], rotated + self._num_kv_heads, self._head_dim)  # [T, H + 2 G, D]
-        qk = self._ops.rope(qkv[:, :rotated], context.cos, context.sin)  # queries and keys turn together
-        q, k = qk[:, : self._num_heads], qk[:, self._num_heads :]
-        return self._output(context.attention.attend(layer, q, k, qkv[:, rotated:]))
+        H, G, D = self._heads.num_heads, self._heads.num_kv_heads, self._heads.head_dim
+        qkv = self._qkv(x).view(x.shape[0], H + 2 * G, D)
+        qk = self._ops.rope(qkv[:, : H + G], context.cos, context.sin)  # queries and keys turn together
+        attended = context.attention.attend(layer, qk[:, :H], qk[:, H:], qkv[:, H + G :])
+        return self._output(attended)

@@ -20,7 +20,7 @@ from engines.layers.linear import build_linear
 from engines.layers.mlp import GatedMLP
 from engines.layers.rotary import Rotary
 from engines.models.base import ModelSpec
-from engines.ops.attention import AttentionInputs
+from engines.ops.attention import AttentionInputs, Heads
 from engines.ops.dispatch import CPU, Ops
 from engines.ops.kv_cache import KVCache
 
@@ -31,10 +31,12 @@ class LlamaModel:
     def __init__(self, spec: ModelSpec, tensors: Mapping[str, torch.Tensor], ops: Ops = CPU) -> None:
         """`tensors` as `pack_llama` gives them; matrices are copied into the kernels' layouts, the rest is kept."""
         self._spec = spec
-        self._ops = ops
+        self._rms_norm = ops.rms_norm
+        heads = Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._attention = ops.attention(heads)
         self._embedding = build_embedding(tensors, "embed")
         self._rotary = Rotary(spec.max_model_len, spec.head_dim, spec.rope_theta)
-        self._layers = [LlamaLayer(spec, tensors, layer, ops) for layer in range(spec.num_layers)]
+        self._layers = [LlamaLayer(spec, heads, tensors, layer, ops) for layer in range(spec.num_layers)]
         self._norm = tensors["norm.weight"]
         self._head = build_linear(tensors, "head")
 
@@ -47,22 +49,22 @@ class LlamaModel:
     def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
         """See `DecoderModel.forward`: [R, V] float32."""
         inputs = AttentionInputs(batch.query_start, batch.context_lens, batch.block_tables, batch.slot_mapping)
-        attention = self._ops.begin_attention(inputs, kv, self._spec.num_heads)
-        context = StepContext(*self._rotary.rows(batch.positions), attention)
+        context = StepContext(*self._rotary.rows(batch.positions), self._attention.begin(inputs, kv))
         x = self._embedding(batch.token_ids)  # [T, K]
         for layer in self._layers:
             layer(x, context)
         rows = x.index_select(0, batch.logits_rows)  # [R, K]
-        return self._head(self._ops.rms_norm(rows, self._norm, self._spec.rms_norm_eps))
+        return self._head(self._rms_norm(rows, self._norm, self._spec.rms_norm_eps))
 
 
 class LlamaLayer:
     """One block: x += attention(norm(x)); x += mlp(norm(x))."""
 
-    def __init__(self, spec: ModelSpec, tensors: Mapping[str, torch.Tensor], layer: int, ops: Ops) -> None:
+    def __init__(
+        self, spec: ModelSpec, heads: Heads, tensors: Mapping[str, torch.Tensor], layer: int, ops: Ops
+    ) -> None:
         """Takes the tensors named `layers.{layer}.*`."""
         at = f"layers.{layer}"
-        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._layer = layer
         self._eps = spec.rms_norm_eps
         self._rms_norm = ops.rms_norm

@@ -3,15 +3,18 @@
 Letters: T new tokens of S sequences, H query heads, G key/value heads, R = H / G, D head dimension, L layers, N blocks,
 B block size. Head h reads key/value head h // R.
 
-Contract: `begin(inputs, kv, num_heads)` does what all layers share, once a step; `step.attend(layer, q [T, H, D],
-k [T, G, D], v [T, G, D])` writes k and v at their slots, then returns [T, H * D]: softmax(q K^T / sqrt(D)) V over each
-token's own sequence up to itself. A row's bits depend on its sequence alone: not on its neighbours, nor on how its
-prompt was cut into steps. Slots past a sequence's context are never trusted: they may hold anything, NaN included.
+Contract: an `AttentionBackend` is made once for a model's heads; `begin(inputs, kv)` does what all layers share, once a
+step; `step.attend(layer, q [T, H, D], k [T, G, D], v [T, G, D])` writes k and v at their slots, then returns
+[T, H * D]: softmax(q K^T / sqrt(D)) V over each token's own sequence up to itself. A row's bits depend on its sequence
+alone: not on its neighbours, nor on how its prompt was cut into steps. Slots past a sequence's context are never
+trusted: they may hold anything, NaN included.
 
 The CPU kernel gets there by computing every row in one fixed shape. Queries go in tiles of Q consecutive positions,
-aligned to multiples of Q, so a (position, head) always has the same place in a tile of Q x R rows; keys go in tiles of
+aligned to multiples of Q, so a (position, head) always has the same place in a tile of Q x R rows; keys go in splits of
 512, padded and masked; the products of one tile then have one shape whatever else is in the batch, and torch's flash
-kernel runs each on one thread. Padding keys are finite and masked, hence exact no-ops.
+kernel runs each on one thread. Padding keys are finite and masked, hence exact no-ops. For short contexts 512 is a
+waste, so shorter paddings are used too, but only those that a probe has seen give the same bits on this host: whether
+they do is up to the order in which its BLAS sums.
 
 Sources: FlashAttention-2, https://arxiv.org/abs/2307.08691; block tables: https://arxiv.org/abs/2309.06180.
 Read next: `engines/layers/attention.py`.
@@ -28,10 +31,12 @@ import torch
 from engines.ops.kv_cache import KVCache
 
 # torch's CPU flash kernel walks keys in splits of 512 (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
-KV_TILE_TOKENS = 512
+KEY_SPLIT_TOKENS = 512
+SHORT_SPLITS_TOKENS = (128, 256, 384)
 QUERY_TILE_ROWS = 16
 # Gathered keys of one call stay near this size, so that they are still in the cache when they are read.
 GATHER_BYTES = 2 << 20
+PROBE_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +57,109 @@ class AttentionStep(Protocol):
         ...
 
 
-class ReferenceAttentionStep:
+class AttentionBackend(Protocol):
+    """Made once for a model."""
+
+    def begin(self, inputs: AttentionInputs, kv: KVCache) -> AttentionStep:
+        """What all layers of one step share. The step is valid until `kv` is written by another."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """H query heads share G key/value heads of dimension D."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def repeats(self) -> int:
+        """R: query heads a key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class ReferenceAttention:
     """The definition, sequence by sequence and head by head; reads nothing past a context."""
 
-    def __init__(self, inputs: AttentionInputs, kv: KVCache, num_heads: int) -> None:
-        self._inputs = inputs
-        self._kv = kv
-        self._repeats = num_heads // int(kv.k.shape[2])
+    def __init__(self, heads: Heads) -> None:
+        """See `Heads`."""
+        self._heads = heads
+
+    def begin(self, inputs: AttentionInputs, kv: KVCache) -> AttentionStep:
+        """See `AttentionBackend.begin`."""
+        return _ReferenceStep(self._heads, inputs, kv)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReferenceStep:
+    heads: Heads
+    inputs: AttentionInputs
+    kv: KVCache
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `AttentionStep.attend`."""
-        k_cache, v_cache = self._kv.k[layer], self._kv.v[layer]  # [N, G, B, D]
-        slots, size = self._inputs.slot_mapping.long(), self._kv.block_size
+        k_cache, v_cache = self.kv.k[layer], self.kv.v[layer]  # [N, G, B, D]
+        slots, size = self.inputs.slot_mapping.long(), self.kv.block_size
         k_cache[slots // size, :, slots % size] = k
         v_cache[slots // size, :, slots % size] = v
         out = torch.empty_like(q)
-        starts = self._inputs.query_start.tolist()
-        for s, context in enumerate(self._inputs.context_lens.tolist()):
-            table = self._inputs.block_tables[s, : -(-context // size)].long()
+        starts = self.inputs.query_start.tolist()
+        for s, context in enumerate(self.inputs.context_lens.tolist()):
+            table = self.inputs.block_tables[s, : -(-context // size)].long()
             keys = k_cache[table].transpose(0, 1).flatten(1, 2)[:, :context]  # [G, context, D]
             values = v_cache[table].transpose(0, 1).flatten(1, 2)[:, :context]
             queries = q[starts[s] : starts[s + 1]].transpose(0, 1)  # [H, rows, D]
             rows = queries.shape[1]
             visible = torch.arange(context) <= torch.arange(context - rows, context)[:, None]  # [rows, context]
-            for h in range(queries.shape[0]):
-                scores = queries[h] @ keys[h // self._repeats].t() / math.sqrt(q.shape[-1])
+            for h in range(self.heads.num_heads):
+                scores = queries[h] @ keys[h // self.heads.repeats].t() / math.sqrt(self.heads.head_dim)
                 weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
-                out[starts[s] : starts[s + 1], h] = weights @ values[h // self._repeats]
+                out[starts[s] : starts[s + 1], h] = weights @ values[h // self.heads.repeats]
         return out.flatten(1)
+
+
+class CpuAttention:
+    """The kernel described at the top."""
+
+    def __init__(self, heads: Heads) -> None:
+        """Probes this host's paddings (about a millisecond)."""
+        self._heads = heads
+        self._tile = query_tile(heads.repeats)
+        self._splits = probe_splits(heads)
+
+    def begin(self, inputs: AttentionInputs, kv: KVCache) -> AttentionStep:
+        """See `AttentionBackend.begin`. The block size must divide 128."""
+        return _CpuStep(self._heads, self._tile, self._splits, inputs, kv)
+
+
+def query_tile(repeats: int) -> int:
+    """Q: the power of two, at least 2, whose Q x R rows come closest to QUERY_TILE_ROWS from below."""
+    return max(2, 1 << int(math.log2(max(1, QUERY_TILE_ROWS // repeats))))
+
+
+def probe_splits(heads: Heads) -> tuple[int, ...]:
+    """Paddings of a short context that give the bits of 512 on this host, ascending; 512 is always the last."""
+    generator = torch.Generator().manual_seed(0)
+    rows = query_tile(heads.repeats) * heads.repeats
+    queries = torch.randn(PROBE_TILES, 1, rows, heads.head_dim, generator=generator)
+    keys, values = torch.randn(2, PROBE_TILES, 1, KEY_SPLIT_TOKENS, heads.head_dim, generator=generator)
+    good = []
+    for split in SHORT_SPLITS_TOKENS:
+        visible = torch.linspace(1, split, PROBE_TILES).long()[:, None, None, None]  # [tiles, 1, 1, 1]
+        mask = torch.zeros(PROBE_TILES, 1, rows, KEY_SPLIT_TOKENS)
+        mask.masked_fill_(torch.arange(KEY_SPLIT_TOKENS) >= visible, float("-inf"))
+        short = _flash(queries, keys[:, :, :split], values[:, :, :split], mask[..., :split])
+        if torch.equal(short, _flash(queries, keys, values, mask)):
+            good.append(split)
+    return (*good, KEY_SPLIT_TOKENS)
+
+
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """q [n, G, M, D], k and v [n, G, P, D], mask [n, 1, M, P] -> [n, G, M, D]."""
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask)[
+        0
+    ]
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,77 +175,83 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of the flash kernel: n tiles of queries over C sequences' keys, padded to P (a multiple of 512).
+    """One call of the flash kernel: n tiles of queries over C sequences' keys, padded to P.
 
-    token_rows  [n * Q] int64, which of T is at each place of the tiles (a place without a token repeats a real one)
-    kv_rows     [C * G * P / B] int64, rows of the cache seen as [N * G, B * D]; C is n, or 1 when n tiles share keys
-    mask        [n, 1, Q * R, P] float32, 0 or -inf
+    q_rows   [n * G * Q * R] int64, which row of q seen as [T * H, D] is where (a place without a token repeats one)
+    kv_rows  [C * G * P / B] int64, rows of a layer's cache seen as [N * G, B * D]; C is n, or 1 when n tiles share keys
+    mask     [n, 1, Q * R, P] float32, 0 or -inf
     """
 
-    token_rows: torch.Tensor
+    q_rows: torch.Tensor
     kv_rows: torch.Tensor
     mask: torch.Tensor
 
 
-class CpuAttentionStep:
-    """The kernel described at the top. Needs a block size that divides 512."""
+class _CpuStep:
+    """One forward pass of `CpuAttention`."""
 
-    def __init__(self, inputs: AttentionInputs, kv: KVCache, num_heads: int) -> None:
-        assert KV_TILE_TOKENS % kv.block_size == 0, kv.block_size
-        self._kv = kv
-        self._num_kv_heads, self._head_dim = int(kv.k.shape[2]), int(kv.k.shape[4])
-        self._repeats = num_heads // self._num_kv_heads
-        self._tile = query_tile(self._repeats)
+    def __init__(self, heads: Heads, tile: int, splits: tuple[int, ...], inputs: AttentionInputs, kv: KVCache) -> None:
+        assert splits[0] % kv.block_size == 0, kv.block_size
+        self._heads, self._tile, self._splits = heads, tile, splits
+        self._block_size = kv.block_size
+        G, R, D = heads.num_kv_heads, heads.repeats, heads.head_dim
+        num_layers = int(kv.k.shape[0])
+        # A layer's cache as rows of one token and head, and as rows of one block and head.
+        self._k_tokens, self._v_tokens = (t.view(num_layers, -1, D).unbind() for t in (kv.k, kv.v))
+        self._k_blocks, self._v_blocks = (t.view(num_layers, -1, kv.block_size * D).unbind() for t in (kv.k, kv.v))
         slots = inputs.slot_mapping.long()
-        size, heads = kv.block_size, torch.arange(self._num_kv_heads)
-        block, offset = slots // size, slots % size
-        # Rows of the cache seen as [N * G * B, D]: one a token and head, in the order of k [T, G, D].
-        self._write_rows = ((block[:, None] * self._num_kv_heads + heads) * size + offset[:, None]).flatten()
-        self._forget(block[offset == 0])
-        self._places = torch.empty(slots.shape[0], dtype=torch.int64)  # where a token's result lies among all tiles
-        self._calls = self._plan(inputs)
+        block, offset = slots // kv.block_size, slots % kv.block_size
+        self._write_rows = ((block[:, None] * G + torch.arange(G)) * kv.block_size + offset[:, None]).flatten()
+        # A block whose first slot is written now is new: what an earlier owner left must not reach a product.
+        new_blocks = block[offset == 0]
+        if new_blocks.numel():
+            kv.k.index_fill_(1, new_blocks, 0.0)
+            kv.v.index_fill_(1, new_blocks, 0.0)
+        places = torch.empty(slots.shape[0], dtype=torch.int64)  # of each token among all calls' n * Q places
+        self._calls = self._plan(inputs, places)
+        # The kernel's output lies as [place, R, G, D]; head h = g * R + r.
+        head_rows = torch.arange(R) * G + torch.arange(G)[:, None]  # [G, R]
+        self._out_rows = (places[:, None] * (G * R) + head_rows.flatten()).flatten()
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `AttentionStep.attend`."""
-        width = self._kv.block_size * self._head_dim
-        k_cache, v_cache = self._kv.k[layer], self._kv.v[layer]
-        k_cache.view(-1, self._head_dim).index_copy_(0, self._write_rows, k.reshape(-1, self._head_dim))
-        v_cache.view(-1, self._head_dim).index_copy_(0, self._write_rows, v.reshape(-1, self._head_dim))
-        k_rows, v_rows = k_cache.view(-1, width), v_cache.view(-1, width)
-        outs: list[torch.Tensor] = [self._run(call, q, k_rows, v_rows) for call in self._calls]
+        G, D, M = self._heads.num_kv_heads, self._heads.head_dim, self._tile * self._heads.repeats
+        self._k_tokens[layer].index_copy_(0, self._write_rows, k.reshape(-1, D))
+        self._v_tokens[layer].index_copy_(0, self._write_rows, v.reshape(-1, D))
+        q_rows, k_blocks, v_blocks = q.reshape(-1, D), self._k_blocks[layer], self._v_blocks[layer]
+        outs = []
+        for call in self._calls:
+            num_tiles, padded = call.mask.shape[0], call.mask.shape[3]
+            queries = q_rows.index_select(0, call.q_rows).view(num_tiles, G, M, D)
+            keys = k_blocks.index_select(0, call.kv_rows).view(-1, G, padded, D).expand(num_tiles, -1, -1, -1)
+            values = v_blocks.index_select(0, call.kv_rows).view(-1, G, padded, D).expand(num_tiles, -1, -1, -1)
+            outs.append(_flash(queries, keys, values, call.mask).transpose(1, 2).reshape(-1, D))
         together = torch.cat(outs) if len(outs) > 1 else outs[0]
-        return together.index_select(0, self._places)
+        return together.index_select(0, self._out_rows).view(k.shape[0], -1)
 
-    def _run(self, call: _Call, q: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor) -> torch.Tensor:
-        """One flash call: [n * Q places, H * D]."""
-        num_tiles, padded = call.mask.shape[0], call.mask.shape[-1]
-        G, R, D, Q = self._num_kv_heads, self._repeats, self._head_dim, self._tile
-        tiles = q.index_select(0, call.token_rows).view(num_tiles, Q, G, R, D).permute(0, 2, 1, 3, 4)
-        queries = tiles.reshape(num_tiles, G, Q * R, D)
-        keys = k_rows.index_select(0, call.kv_rows).view(-1, G, padded, D).expand(num_tiles, -1, -1, -1)
-        values = v_rows.index_select(0, call.kv_rows).view(-1, G, padded, D).expand(num_tiles, -1, -1, -1)
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out: torch.Tensor = flash(queries, keys, values, 0.0, False, attn_mask=call.mask)[0]  # [n, G, Q * R, D]
-        return out.view(num_tiles, G, Q, R, D).permute(0, 2, 1, 3, 4).reshape(num_tiles * Q, G * R * D)
-
-    def _forget(self, new_blocks: torch.Tensor) -> None:
-        """Zero blocks whose first slot is written now, so that what an earlier owner left cannot reach a product."""
-        if new_blocks.numel():
-            self._kv.k.index_fill_(1, new_blocks, 0.0)
-            self._kv.v.index_fill_(1, new_blocks, 0.0)
-
-    def _plan(self, inputs: AttentionInputs) -> list[_Call]:
+    def _plan(self, inputs: AttentionInputs, places: torch.Tensor) -> list[_Call]:
         starts, contexts = inputs.query_start.tolist(), inputs.context_lens.tolist()
         spans = [
             span
             for s, context in enumerate(contexts)
-            for span in _spans(s, context - (starts[s + 1] - starts[s]), context, starts[s])
+            for span in self._spans(s, context - (starts[s + 1] - starts[s]), context, starts[s])
         ]
         calls, num_places = [], 0
         for group in self._groups(spans):
-            calls.append(self._call(group, inputs, num_places))
-            num_places += calls[-1].token_rows.shape[0]
+            calls.append(self._call(group, inputs, places, num_places))
+            num_places += calls[-1].mask.shape[0] * self._tile
         return calls
+
+    def _spans(self, sequence: int, start: int, stop: int, row: int) -> list[_Span]:
+        """Cut new positions start..stop where the padding they need grows."""
+        spans = []
+        while start < stop:
+            last = self._splits[-1]
+            padded = next((split for split in self._splits if start < split), (start // last + 1) * last)
+            end = min(stop, padded)
+            spans.append(_Span(sequence, start, end, row, padded))
+            row, start = row + end - start, end
+        return spans
 
     def _groups(self, spans: list[_Span]) -> list[list[_Span]]:
         """Spans of one tile share a call as far as their gathered keys fit the cache; a longer span has its own."""
@@ -176,13 +262,14 @@ class CpuAttentionStep:
                 continue
             group = open_groups.setdefault(span.padded, [])
             group.append(span)
-            bytes_of_one = self._num_kv_heads * span.padded * self._head_dim * 4
+            bytes_of_one = self._heads.num_kv_heads * span.padded * self._heads.head_dim * 4
             if (len(group) + 1) * bytes_of_one > GATHER_BYTES:
                 groups.append(open_groups.pop(span.padded))
         return [*groups, *open_groups.values()]
 
-    def _call(self, spans: list[_Span], inputs: AttentionInputs, num_places: int) -> _Call:
-        Q, padded, size = self._tile, spans[0].padded, self._kv.block_size
+    def _call(self, spans: list[_Span], inputs: AttentionInputs, places: torch.Tensor, num_places: int) -> _Call:
+        G, R, Q = self._heads.num_kv_heads, self._heads.repeats, self._tile
+        padded, size = spans[0].padded, self._block_size
         tiles = [
             (tile * Q, span.start, span.stop, span.row)
             for span in spans
@@ -190,33 +277,19 @@ class CpuAttentionStep:
         ]
         first, start, stop, row = torch.tensor(tiles, dtype=torch.int64).t()[:, :, None]  # each [n, 1]
         positions = first + torch.arange(Q)  # [n, Q]
-        token_rows = (row + positions.clamp(start, stop - 1) - start).flatten()
-        real = ((positions >= start) & (positions < stop)).flatten()
-        self._places[token_rows[real]] = num_places + real.nonzero().flatten()
+        tokens = row + positions.clamp(start, stop - 1) - start  # [n, Q]
+        real = (positions >= start) & (positions < stop)
+        places[tokens[real]] = num_places + real.flatten().nonzero().flatten()
+        heads = torch.arange(G * R).view(G, 1, R)
+        q_rows = (tokens[:, None, :, None] * (G * R) + heads).flatten()  # [n, G, Q, R]
 
         sequences = torch.tensor([span.sequence for span in spans])
         used = (inputs.context_lens[sequences] + size - 1) // size  # [C] blocks
         entry = torch.arange(padded // size)
         entry = torch.where(entry < used[:, None], entry, 0)  # past the context: the sequence's own first block
         blocks = inputs.block_tables[sequences].long().gather(1, entry)  # [C, P / B]
-        kv_rows = (blocks[:, None] * self._num_kv_heads + torch.arange(self._num_kv_heads)[:, None]).flatten()
+        kv_rows = (blocks[:, None] * G + torch.arange(G)[:, None]).flatten()
 
-        hidden = torch.arange(padded) > positions.repeat_interleave(self._repeats, dim=1)[:, :, None]  # [n, Q * R, P]
+        hidden = torch.arange(padded) > positions.repeat_interleave(R, dim=1)[:, :, None]  # [n, Q * R, P]
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-        return _Call(token_rows, kv_rows, mask[:, None])
-
-
-def query_tile(repeats: int) -> int:
-    """Q: the power of two, at least 2, whose Q x R rows come closest to QUERY_TILE_ROWS from below."""
-    return max(2, 1 << int(math.log2(max(1, QUERY_TILE_ROWS // repeats))))
-
-
-def _spans(sequence: int, start: int, stop: int, row: int) -> list[_Span]:
-    """Cut new positions start..stop where the number of key tiles they need grows."""
-    spans = []
-    while start < stop:
-        padded = (start // KV_TILE_TOKENS + 1) * KV_TILE_TOKENS
-        end = min(stop, padded)
-        spans.append(_Span(sequence, start, end, row, padded))
-        row, start = row + end - start, end
-    return spans
+        return _Call(q_rows, kv_rows, mask[:, None])

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engines.ops.attention import AttentionInputs, AttentionStep, CpuAttentionStep, ReferenceAttentionStep
-from engines.ops.kv_cache import KVCache
+from engines.ops.attention import AttentionBackend, CpuAttention, Heads, ReferenceAttention
 from engines.ops.rmsnorm import cpu_rms_norm, reference_rms_norm
 from engines.ops.rope import cpu_rope, reference_rope
 from engines.ops.silu_mul import cpu_silu_mul, reference_silu_mul
@@ -26,14 +25,14 @@ class Ops:
     """Functions of one backend.
 
     rms_norm(x [T, K], weight [K], eps) -> [T, K];  rope(x [T, N, D], cos [T, D], sin [T, D]) -> [T, N, D];
-    silu_mul(gate_up [T, 2 I]) -> [T, I];  begin_attention(inputs, kv, num_heads) -> AttentionStep.
+    silu_mul(gate_up [T, 2 I]) -> [T, I];  attention(heads) -> AttentionBackend.
     """
 
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
-    begin_attention: Callable[[AttentionInputs, KVCache, int], AttentionStep]
+    attention: Callable[[Heads], AttentionBackend]
 
 
-REFERENCE = Ops(reference_rms_norm, reference_rope, reference_silu_mul, ReferenceAttentionStep)
-CPU = Ops(cpu_rms_norm, cpu_rope, cpu_silu_mul, CpuAttentionStep)
+REFERENCE = Ops(reference_rms_norm, reference_rope, reference_silu_mul, ReferenceAttention)
+CPU = Ops(cpu_rms_norm, cpu_rope, cpu_silu_mul, CpuAttention)
