@@ -189,7 +189,7 @@ class EngineCore:
     @property
     def kv_bytes(self) -> int:
         """Size of the KV tensors."""
-        return self._runner.kv.num_bytes
+        return self._runner.kv_bytes
 
     def stats(self) -> ReplicaStats:
         """A snapshot of queues, blocks and counters."""

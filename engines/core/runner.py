@@ -26,6 +26,11 @@ class Runner:
         self._kv = kv
         self._packer = packer
 
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the KV tensors."""
+        return self._kv.num_bytes
+
     @torch.inference_mode()
     def run(self, scheduled: Sequence[Request]) -> list[tuple[Request, Sampled]]:
         """Changes no request: until the caller commits, running again writes the same KV and draws the same tokens."""

@@ -69,7 +69,7 @@ def to_canonical(wire: CompletionRequest, new_id: str, limits: Limits) -> Canoni
         )
     if wire.best_of is not None and wire.best_of != (wire.n or 1):
         raise out_of_range("best_of", wire.best_of, f"n, which is {wire.n or 1}")
-    texts, ids = split_prompt(wire.prompt)
+    texts, ids = split_prompt(wire.prompt, "prompt")
     if not 1 <= len(texts) + len(ids) <= limits.prompts:
         raise out_of_range("prompt", f"a list of {len(texts) + len(ids)}", f"1 to {limits.prompts} prompts")
     max_tokens = DEFAULT_MAX_TOKENS if wire.max_tokens is None else wire.max_tokens
@@ -86,18 +86,22 @@ def to_canonical(wire: CompletionRequest, new_id: str, limits: Limits) -> Canoni
 
 
 def split_prompt(
-    prompt: str | list[str] | list[int] | list[list[int]],
+    given: str | list[str | int | list[int]], field: str
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """(texts, token ids); one of them is empty. msgspec has typed the items; a list mixes none."""
-    if isinstance(prompt, str):
-        return (prompt,), ()
-    if not prompt:
-        return (), ()
-    if isinstance(prompt[0], str):
-        return tuple(item for item in prompt if isinstance(item, str)), ()
-    if isinstance(prompt[0], int):
-        return (), (tuple(item for item in prompt if isinstance(item, int)),)
-    return (), tuple(tuple(item) for item in prompt if isinstance(item, list))
+    """(texts, lists of token ids); one of them is empty. Raises ApiError for a list that mixes kinds."""
+    if isinstance(given, str):
+        return (given,), ()
+    texts = tuple(item for item in given if isinstance(item, str))
+    ids = tuple(item for item in given if isinstance(item, int))
+    lists = tuple(tuple(item) for item in given if isinstance(item, list))
+    if len(given) not in (len(texts), len(ids), len(lists)):
+        raise ApiError(
+            400,
+            f"{field} mixes strings, numbers and lists; send a list of one kind.",
+            param=field,
+            code="invalid_value",
+        )
+    return texts, (ids,) if ids else lists
 
 
 def identity(started: Started, surface: Surface) -> Identity:

@@ -48,7 +48,7 @@ async def embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
 
 def to_canonical(wire: EmbeddingRequest, new_id: str, limits: Limits) -> CanonicalEmbedding:
     """Raises ApiError for an empty or too long list."""
-    texts, ids = split_prompt(wire.input)
+    texts, ids = split_prompt(wire.input, "input")
     if not 1 <= len(texts) + len(ids) <= limits.embedding_inputs:
         raise out_of_range("input", f"a list of {len(texts) + len(ids)}", f"1 to {limits.embedding_inputs} inputs")
     return CanonicalEmbedding(request_id=new_id, model=wire.model, texts=texts, ids=ids, dimensions=wire.dimensions)

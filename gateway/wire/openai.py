@@ -117,7 +117,7 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -129,7 +129,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/embeddings."""
 
     model: str
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
