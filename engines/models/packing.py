@@ -18,6 +18,8 @@ from engines.models.rotation import Rotation
 from engines.ops.embedding import quantize_groups
 from engines.ops.linear_int8 import quantize_rows
 
+# Part of every digest: a change of what is packed, or of the arithmetic that runs it, is another number format.
+PACKING_VERSION = 1
 Named = tuple[str, torch.Tensor]
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 PROJECTIONS = {

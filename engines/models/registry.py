@@ -1,32 +1,60 @@
 """From a model configuration to a model that runs: the number format is chosen here, the weights are packed or mapped.
 
-Read next: `engines/models/llama.py`, `engines/models/packing.py`.
+A further architecture is one more file beside `engines/models/llama.py` and one more line here. Knows nothing of
+kernels or of what a model is used for.
+
+Read next: `engines/models/loader.py`, `engines/models/packing.py`, `engines/models/llama.py`,
+`engines/models/encoder.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
 
 from engines.config import ModelConfig
-from engines.models.base import CheckpointError, DecoderModel, EncoderModel
+from engines.models.base import Checkpoint, CheckpointError, DecoderModel, EncoderModel, ModelSpec
+from engines.models.encoder import BertEncoder, read_pooling
 from engines.models.llama import LlamaModel
 from engines.models.loader import open_checkpoint
-from engines.models.packing import pack_llama
+from engines.models.packed_cache import load_or_pack
+from engines.models.packing import PACKING_VERSION, pack_llama
 
 
 def load_model(config: ModelConfig) -> DecoderModel | EncoderModel:
-    """Raises CheckpointError naming the file and what is wrong."""
+    """Open, pack and build. Raises CheckpointError naming the file and what is wrong."""
     checkpoint = open_checkpoint(Path(config.path))
-    if checkpoint.spec.task != "generate":
-        raise CheckpointError(f"{config.path}: {checkpoint.spec.architecture} is not supported yet")
+    if checkpoint.spec.task == "embed":
+        return _load_encoder(config, checkpoint)
+    return _load_decoder(config, checkpoint)
+
+
+def _load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> DecoderModel:
     dtype = "int8" if config.dtype == "auto" else config.dtype
-    spec = msgspec.structs.replace(
-        checkpoint.spec,
+    spec = _running_spec(config, checkpoint.spec, dtype)
+    # Exact weights are not cached: they would take several times the file and save two seconds.
+    cache_dir = "" if dtype == "float32" else config.cache_dir
+    return LlamaModel(spec, load_or_pack(cache_dir, spec.digest, lambda: pack_llama(checkpoint, dtype)))
+
+
+def _load_encoder(config: ModelConfig, checkpoint: Checkpoint) -> EncoderModel:
+    if config.dtype not in ("auto", "float32"):
+        raise CheckpointError(f"{config.name}: dtype {config.dtype!r} is not for an encoder (auto and float32 are)")
+    return BertEncoder(_running_spec(config, checkpoint.spec, "float32"), checkpoint, read_pooling(Path(config.path)))
+
+
+def _running_spec(config: ModelConfig, facts: ModelSpec, dtype: str) -> ModelSpec:
+    """The checkpoint's facts under the configured name, length and number format."""
+    limit = config.max_model_len or facts.max_model_len
+    if limit > facts.max_model_len:
+        raise CheckpointError(f"{config.name}: max_model_len {limit} is beyond the model's own {facts.max_model_len}")
+    identity = f"{facts.digest}|{dtype}|{PACKING_VERSION}"
+    return msgspec.structs.replace(
+        facts,
         name=config.name,
         dtype=dtype,
-        digest=f"{checkpoint.spec.digest}-{dtype}",
-        max_model_len=min(checkpoint.spec.max_model_len, config.max_model_len or checkpoint.spec.max_model_len),
+        max_model_len=limit,
+        digest=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
-    return LlamaModel(spec, pack_llama(checkpoint, dtype))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ DECODERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 ENCODERS = {"bert": "bert"}
 TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 MAX_JSON_BYTES = 64 << 20
+T = TypeVar("T")
 # Buffers that old exporters saved beside the weights; models compute them.
 BUFFER_SUFFIXES = (".rotary_emb.inv_freq", "embeddings.position_ids")
 
@@ -36,7 +37,7 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError."""
         self._folder = folder
-        self._config = read_json(folder / "config.json")
+        self._config = read_json(folder / "config.json", dict[str, Any])
         self._kind = str(self._config.get("model_type"))
         if self._kind not in DECODERS and self._kind not in ENCODERS:
             known = sorted({*DECODERS, *ENCODERS})
@@ -183,12 +184,12 @@ class SafetensorsCheckpoint:
         return float(value)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size. Raises CheckpointError."""
+def read_json(path: Path, form: type[T]) -> T:
+    """A JSON value of type `form` from a file of bounded size. Raises CheckpointError."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=form)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent.name} has no {path.name}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -203,7 +204,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         if not single.is_file():
             raise CheckpointError(f"{folder.name} has neither model.safetensors nor model.safetensors.index.json")
         return (single,)
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, dict[str, Any]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index.name} has no weight_map")
     parts = sorted({str(part) for part in weight_map.values()})
