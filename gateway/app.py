@@ -29,7 +29,7 @@ from engines.text.model import TextModel, load_text
 from gateway.admission import Admission
 from gateway.errors import from_exception
 from gateway.handlers import chat, completions, embeddings, ops
-from gateway.handlers.common import Surface, encode
+from gateway.handlers.common import Surface, encode, request_id_of, surface_of
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
@@ -78,11 +78,13 @@ def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     if isinstance(error, ClientGoneError):
         return Response(b"", status_code=CLIENT_GONE)
     answer = from_exception(error)
-    if answer.status >= 500:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return Response(
-        encode(answer.document), status_code=answer.status, headers=answer.headers, media_type="application/json"
-    )
+    request_id = request_id_of(request.headers, surface_of(request))
+    if answer.status == 500:
+        logger.error("%s: %s %s failed", request_id, request.method, request.url.path, exc_info=error)
+    elif answer.status > 500:
+        logger.warning("%s: %s %s: %s", request_id, request.method, request.url.path, error)
+    headers = {**answer.headers, "x-request-id": request_id}
+    return Response(encode(answer.document), status_code=answer.status, headers=headers, media_type="application/json")
 
 
 @asynccontextmanager

@@ -64,28 +64,28 @@ class Metrics:
         self.registry.register(EngineCollector(fleet))
         self._fleet = fleet
         model = ("model_name",)
-        self.ttft = self._pair(
+        self.ttft = self._latency(
             "facet_time_to_first_token_seconds",
             "vllm:time_to_first_token_seconds",
             "Time to first token",
             TTFT_BUCKETS_S,
         )
-        self.itl = self._pair(
+        self.itl = self._latency(
             "facet_inter_token_latency_seconds",
             "vllm:inter_token_latency_seconds",
             "Time between tokens",
             TPOT_BUCKETS_S,
         )
-        self.tpot = self._pair(
+        self.tpot = self._latency(
             "facet_time_per_output_token_seconds",
             "vllm:request_time_per_output_token_seconds",
             "Mean time per output token of a request",
             TPOT_BUCKETS_S,
         )
-        self.e2e = self._pair(
+        self.e2e = self._latency(
             "facet_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds", "Whole request", E2E_BUCKETS_S
         )
-        self.queue = self._pair(
+        self.queue = self._latency(
             "facet_request_queue_time_seconds",
             "vllm:request_queue_time_seconds",
             "Time in the engine's queue",
@@ -105,27 +105,43 @@ class Metrics:
             await replica.observe()
         return generate_latest(self.registry)
 
-    def _pair(self, ours: str, theirs: str, text: str, buckets: Iterable[float]) -> HistogramPair:
-        made = (
-            Histogram(n, text, ("model_name",), buckets=tuple(buckets), registry=self.registry) for n in (ours, theirs)
-        )
-        return HistogramPair(*made)
+    def _latency(self, ours: str, theirs: str, text: str, buckets: Iterable[float]) -> Latency:
+        histogram = Histogram(ours, text, ("model_name",), buckets=tuple(buckets), registry=self.registry)
+        self.registry.register(Alias(histogram, theirs))
+        return Latency(histogram)
 
 
-class HistogramPair:
-    """One observation under both names; children are kept, for looking them up costs more than observing."""
+class Latency:
+    """A histogram by model. Children are kept: looking one up costs more than observing."""
 
-    def __init__(self, ours: Histogram, theirs: Histogram) -> None:
-        self._both = (ours, theirs)
-        self._children: dict[str, tuple[Histogram, ...]] = {}
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._children: dict[str, Histogram] = {}
 
     def observe(self, model: str, seconds: float) -> None:
         """Of one model."""
-        children = self._children.get(model)
-        if children is None:
-            children = self._children[model] = tuple(histogram.labels(model) for histogram in self._both)
-        for child in children:
-            child.observe(seconds)
+        child = self._children.get(model)
+        if child is None:
+            child = self._children[model] = self._histogram.labels(model)
+        child.observe(seconds)
+
+
+class Alias(Collector):
+    """The same series under another name, made at scrape."""
+
+    def __init__(self, histogram: Histogram, name: str) -> None:
+        self._histogram = histogram
+        self._name = name
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry at scrape."""
+        for source in self._histogram.collect():
+            copy = Metric(self._name, source.documentation, source.type, source.unit)
+            for sample in source.samples:
+                copy.add_sample(
+                    self._name + sample.name.removeprefix(source.name), sample.labels, sample.value, sample.timestamp
+                )
+            yield copy
 
 
 class EngineCollector(Collector):

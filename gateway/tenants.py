@@ -8,6 +8,7 @@ Knows nothing of budgets (`gateway/admission.py`). Read next: `gateway/stores/ba
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
@@ -95,6 +96,7 @@ class Tenants:
         self._by_digest: dict[bytes, Caller] = {}
         self._version: int | None = None
         self._checked_s = float("-inf")
+        self._refreshing = asyncio.Lock()
 
     async def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """The caller behind the one credential. Raises ApiError 401."""
@@ -107,10 +109,14 @@ class Tenants:
         return caller
 
     async def _refresh(self) -> None:
-        now_s = self._clock()
-        if now_s - self._checked_s < REFRESH_S:
+        if self._clock() - self._checked_s < REFRESH_S:
             return
-        self._checked_s = now_s
+        async with self._refreshing:  # whoever comes while the table is read waits for it
+            if self._clock() - self._checked_s >= REFRESH_S:
+                await self._read()
+                self._checked_s = self._clock()
+
+    async def _read(self) -> None:
         version = await self._store.version()
         if version == self._version:
             return

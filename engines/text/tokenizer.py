@@ -54,6 +54,9 @@ class Tokenizer:
         """Ids of the concatenation of `parts` (text, trusted). Special tokens in trusted text count as such, in
         untrusted text they are plain characters. For text without any marker in untrusted parts this equals encoding
         the whole string: special tokens cut the text before anything else looks at it."""
+        if all(trusted for _, trusted in parts):
+            whole: list[int] = self._backend.encode("".join(text for text, _ in parts), add_special_tokens=False).ids
+            return whole
         ids: list[int] = []
         pending: list[str] = []
         for text, trusted in parts:

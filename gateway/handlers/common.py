@@ -43,7 +43,7 @@ class Identity:
     fingerprint: str
 
 
-def request_id(headers: Mapping[str, str], surface: Surface) -> str:
+def request_id_of(headers: Mapping[str, str], surface: Surface) -> str:
     """The client's x-request-id when it is harmless, else a new one."""
     given = headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else surface.new_id()

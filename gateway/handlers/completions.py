@@ -24,7 +24,7 @@ from gateway.handlers.common import (
     error_frame,
     evidence,
     fingerprint,
-    request_id,
+    request_id_of,
     surface_of,
     wire_usage,
 )
@@ -51,7 +51,7 @@ async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
     surface = surface_of(request)
     caller = await surface.pipeline.authenticate(request.headers)
     wire: CompletionRequest = decode(DECODER, await request.body())
-    canonical = to_canonical(wire, request_id(request.headers, surface), surface.limits)
+    canonical = to_canonical(wire, request_id_of(request.headers, surface), surface.limits)
     events = surface.pipeline.run(caller, canonical, request.headers)
     if wire.stream:
         started = await unless_gone(request.receive, begin(events))

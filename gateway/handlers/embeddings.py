@@ -14,7 +14,7 @@ from litestar import Request, post
 from litestar.types import ASGIApp
 
 from gateway.errors import out_of_range
-from gateway.handlers.common import encode, request_id, surface_of
+from gateway.handlers.common import encode, request_id_of, surface_of
 from gateway.handlers.completions import split_prompt
 from gateway.handlers.params import decode
 from gateway.settings import Limits
@@ -31,7 +31,7 @@ async def embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     surface = surface_of(request)
     caller = await surface.pipeline.authenticate(request.headers)
     wire: EmbeddingRequest = decode(DECODER, await request.body())
-    canonical = to_canonical(wire, request_id(request.headers, surface), surface.limits)
+    canonical = to_canonical(wire, request_id_of(request.headers, surface), surface.limits)
     embedded = await unless_gone(request.receive, surface.pipeline.embed(caller, canonical))
     used = embedded.usage.prompt_tokens
     response = EmbeddingResponse(
