@@ -7,24 +7,10 @@ Read next: `engines/core/engine.py`, `engines/core/sampler.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import inf, isfinite
+from collections.abc import Collection
 
-from engines.api import Capabilities, GenerateRequest, InvalidRequestError, SamplingParams
-
-# (field, smallest, largest), both allowed. A repetition penalty divides, so it may not come near zero.
-RANGES: tuple[tuple[str, float, float], ...] = (
-    ("max_tokens", 1, inf),
-    ("min_tokens", 0, inf),
-    ("temperature", 0, 1e4),
-    ("top_k", 0, inf),
-    ("top_p", 0, 1),
-    ("min_p", 0, 1),
-    ("repetition_penalty", 1e-4, 1e4),
-    ("presence_penalty", -1e4, 1e4),
-    ("frequency_penalty", -1e4, 1e4),
-    ("seed", -(1 << 63), (1 << 64) - 1),
-)
+from engines.api import Capabilities, GenerateRequest, InvalidRequestError
+from engines.core.sampler import check_sampling
 
 
 def check_request(source: GenerateRequest, capabilities: Capabilities, *, max_choices: int) -> None:
@@ -40,29 +26,14 @@ def check_request(source: GenerateRequest, capabilities: Capabilities, *, max_ch
         raise refusal("n", str(source.n), "1 when num_emitted_tokens is set")
     if not 0 <= emitted < min(length, max(1, source.sampling.max_tokens)):
         raise refusal("num_emitted_tokens", str(emitted), "at least 0, less than the prompt and less than max_tokens")
-    check_sampling(source.sampling, capabilities.vocab_size)
+    sampling = source.sampling
+    check_sampling(sampling, capabilities.vocab_size)
+    allowed = {*sampling.allowed_token_ids}
+    if sampling.min_tokens and allowed and allowed <= {*sampling.stop_token_ids}:
+        raise refusal("min_tokens", str(sampling.min_tokens), "0 when only stop tokens are allowed")
 
 
-def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidRequestError."""
-    for field, smallest, largest in RANGES:
-        value = getattr(params, field)
-        if not smallest <= value <= largest:  # also refuses NaN
-            raise refusal(f"sampling.{field}", str(value), f"{smallest:g}..{largest:g}")
-    if params.logprobs is not None and not 0 <= params.logprobs <= vocab_size:
-        raise refusal("sampling.logprobs", str(params.logprobs), f"0..{vocab_size}")
-    for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
-        check_token_ids(f"sampling.{field}", getattr(params, field), vocab_size)
-    for token_id, bias in params.logit_bias.items():
-        if not isfinite(bias):
-            raise refusal(f"sampling.logit_bias[{token_id}]", str(bias), "a finite number")
-    if params.min_tokens > params.max_tokens:
-        raise refusal("sampling.min_tokens", str(params.min_tokens), f"0..max_tokens ({params.max_tokens})")
-    if params.min_tokens and params.allowed_token_ids and {*params.allowed_token_ids} <= {*params.stop_token_ids}:
-        raise refusal("sampling.min_tokens", str(params.min_tokens), "0 when only stop tokens are allowed")
-
-
-def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def check_token_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
     """Every id is in the vocabulary. Raises InvalidRequestError."""
     smallest, largest = min(token_ids, default=0), max(token_ids, default=0)
     if smallest < 0 or largest >= vocab_size:

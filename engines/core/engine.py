@@ -56,7 +56,7 @@ class EngineCore:
         self._max_waiting = scheduler.max_waiting
         self._clock = clock
         self._choices: dict[str, list[Request]] = {}  # by request id; those that have not finished
-        self._outbox: list[Chunk] = []
+        self._outbox: list[Chunk] = []  # of the step that runs
         self._metrics = EngineMetrics(clock)
 
     def add_request(self, source: GenerateRequest) -> None:
@@ -79,12 +79,11 @@ class EngineCore:
         choices = self._choices.pop(request_id, [])
         for request in choices:
             self.scheduler.finish(request)
-        self._outbox = [chunk for chunk in self._outbox if chunk.request_id != request_id]
         self._metrics.aborts += bool(choices)
 
     def has_work(self) -> bool:
         """True if `step()` would do something."""
-        return bool(self._choices or self._outbox)
+        return bool(self._choices)
 
     def step(self) -> list[Chunk]:
         """Compute one batch; the new tokens of every choice that drew one."""

@@ -74,6 +74,15 @@ def test_more_urgent_prompts_come_first_among_those_that_catch_up() -> None:
     assert bench.step() == {"slow": 1, "urgent": 4}
 
 
+def test_a_prompt_never_holds_up_a_stream_however_urgent_it_is() -> None:
+    bench = Bench(32, max_batch_tokens=8)
+    bench.add("stream", 3, priority=9)
+    bench.step()
+    bench.add("urgent", 20)
+    assert bench.step() == {"stream": 1, "urgent": 7}
+    assert bench.step() == {"stream": 1, "urgent": 7}
+
+
 def test_at_most_max_running() -> None:
     bench = Bench(32, max_running=2)
     for name in "abc":
@@ -95,7 +104,7 @@ def test_a_spent_budget_leaves_the_rest_for_the_next_step() -> None:
 
 
 def test_a_prompt_waits_until_all_of_it_fits_beside_what_runs() -> None:
-    bench = Bench(8, max_batch_tokens=8, chunk_tokens=4)
+    bench = Bench(8, chunk_tokens=4)
     bench.add("a", 16)
     bench.add("b", 12)
     # a needs 4 blocks and one more to go on; b's 3 fit beside them.
