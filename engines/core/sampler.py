@@ -1,8 +1,9 @@
 """Logits to tokens: penalties, bans, temperature, top-k, top-p, min-p, a draw, log-probs.
 
 A row depends on its own request alone. Its random number is a hash of (seed, choice, position): no generator, no
-state, so a replica that takes over draws the same, and neighbours change nothing. Plain greedy rows take one argmax for
-all. Nothing sorts the vocabulary unless top-p needs more than the likeliest few hundred tokens.
+state, so a replica that takes over draws the same, and neighbours change nothing. Plain greedy rows take one maximum
+for all. Nothing sorts the vocabulary unless top-p needs nearly all of it. Order: repetition, presence and frequency
+penalties, logit bias, allowed ids, banned ids; temperature; top-k, top-p, min-p; the draw.
 
 Letters: R rows, V vocabulary. Knows nothing of requests beyond `SamplerRow`.
 Read next: `engines/core/runner.py`, `engines/api.py` (SamplingParams).
@@ -16,10 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engines.api import InvalidRequestError, SamplingParams, TokenLogprobs
+from engines.api import EngineFaultError, SamplingParams, TokenLogprobs
 
-FIRST_CANDIDATES = 256
-MAX_LOGPROBS = 1024
+FIRST_CANDIDATES = 64
 NEGATIVE_INFINITY = float("-inf")
 U64 = 2**64
 # SplitMix64 (Steele, Lea, Flood 2014): increments and multipliers of its finalizer.
@@ -49,17 +49,24 @@ class Sampled:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplerRow]) -> list[Sampled]:
-    """logits [R, V] float32, not changed -> one token a row."""
+    """logits [R, V] float32, not changed -> one token a row. Raises EngineFaultError if nothing can be drawn."""
     plain = [number for number, row in enumerate(rows) if is_plain_greedy(row)]
     tokens: dict[int, int] = {}
     if plain:
-        chosen = logits.argmax(dim=-1) if len(plain) == len(rows) else logits[plain].argmax(dim=-1)
+        peaks, chosen = (logits if len(plain) == len(rows) else logits[plain]).max(dim=-1)
+        check_peak(float(peaks.sum()))  # the sum is not finite if one of them is not
         tokens = dict(zip(plain, chosen.tolist(), strict=True))
     drawn = []
     for number, row in enumerate(rows):
         token_id = tokens[number] if number in tokens else draw(logits[number], row)
         drawn.append(Sampled(token_id, logprobs_of(logits[number], token_id, row.params)))
     return drawn
+
+
+def check_peak(peak: float) -> None:
+    """The largest logit is a number, so that there is something to draw. Raises EngineFaultError."""
+    if not math.isfinite(peak):
+        raise EngineFaultError(f"the largest logit is {peak}: the model overflowed, or no token is allowed")
 
 
 def is_plain_greedy(row: SamplerRow) -> bool:
@@ -81,16 +88,21 @@ def changes_logits(row: SamplerRow) -> bool:
 
 
 def draw(raw: torch.Tensor, row: SamplerRow) -> int:
-    """raw [V] -> a token."""
+    """raw [V] -> a token: the inverse of the distribution function at this row's random number."""
     logits = adjusted(raw, row) if changes_logits(row) else raw  # [V]
     params = row.params
+    peak = logits.max()
+    check_peak(float(peak))
     if params.temperature == 0:
         return int(logits.argmax())
-    ids, probabilities = candidates(logits / params.temperature, params)  # [C], [C] sorted by probability
-    u = uniform(params.seed, row.choice, row.position)
-    cumulative = probabilities.cumsum(0)
-    place = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
-    return int(ids[min(place, len(ids) - 1)])
+    weights = torch.sub(logits, peak).div_(params.temperature).exp_()  # [V], 1 at the likeliest
+    ids, weights = truncated(logits, weights, params)
+    cumulative = weights.cumsum(0, dtype=torch.float64)
+    target = uniform(params.seed, row.choice, row.position) * float(cumulative[-1])
+    place = int(torch.searchsorted(cumulative, target, right=True))
+    if place == len(cumulative):  # the product was rounded up to the sum
+        place = int(weights.argmax())
+    return place if ids is None else int(ids[place])
 
 
 def adjusted(raw: torch.Tensor, row: SamplerRow) -> torch.Tensor:
@@ -119,24 +131,26 @@ def adjusted(raw: torch.Tensor, row: SamplerRow) -> torch.Tensor:
     return logits
 
 
-def candidates(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [V] after temperature -> (ids [C], probabilities [C] float64) that top-k, top-p and min-p leave.
+def truncated(
+    logits: torch.Tensor, weights: torch.Tensor, params: SamplingParams
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """What top-k, top-p and min-p leave: (ids [C], or None for all in order; weights [C]).
 
-    Each truncation sees the distribution that the one before left, renormalised. Exact for any parameters.
+    logits, weights [V]: the weights are proportional to probabilities and 1 at the likeliest. Each truncation sees the
+    distribution that the one before left. Exact: candidates are added until those left out cannot belong to the result.
     """
-    vocab_size = logits.shape[0]
+    vocab_size = weights.shape[0]
     limited = 0 < params.top_k < vocab_size
-    if not limited and params.top_p >= 1.0 and params.min_p <= 0.0:
-        return torch.arange(vocab_size), torch.softmax(logits.double(), dim=-1)
+    if not limited and params.top_p >= 1.0:
+        return None, weights if params.min_p <= 0.0 else torch.where(weights >= params.min_p, weights, 0.0)
     count = params.top_k if limited else min(FIRST_CANDIDATES, vocab_size)
-    total = torch.logsumexp(logits.double(), dim=-1)
+    total = float("nan") if limited else float(weights.sum(dtype=torch.float64))
     while True:
-        values, ids = torch.topk(logits, count)  # [count], likeliest first
-        values = values.double()
-        probabilities = torch.softmax(values, dim=-1) if limited else torch.exp(values - total)
-        kept = kept_count(probabilities, params)
+        ids = torch.topk(logits, count).indices  # [count], likeliest first
+        likeliest = weights[ids].double()
+        kept = kept_count(likeliest / (likeliest.sum() if limited else total), params)
         if limited or kept < count or count == vocab_size:
-            return ids[:kept], probabilities[:kept]
+            return ids[:kept], likeliest[:kept]
         count = min(8 * count, vocab_size)
 
 
@@ -181,44 +195,3 @@ def logprobs_of(raw: torch.Tensor, token_id: int, params: SamplingParams) -> Tok
         values, ids = torch.topk(logprobs, params.logprobs or 0)
         top = list(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token_id=token_id, logprob=float(logprobs[token_id]), top=top)
-
-
-def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidRequestError naming field, value and limit."""
-    ranges: tuple[tuple[str, float, float, float], ...] = (
-        ("max_tokens", params.max_tokens, 1, math.inf),
-        ("min_tokens", params.min_tokens, 0, params.max_tokens),
-        ("temperature", params.temperature, 0, 100),
-        ("top_k", params.top_k, 0, math.inf),
-        ("top_p", params.top_p, 1e-9, 1),
-        ("min_p", params.min_p, 0, 1),
-        ("repetition_penalty", params.repetition_penalty, 1e-3, 1e3),
-        ("presence_penalty", params.presence_penalty, -100, 100),
-        ("frequency_penalty", params.frequency_penalty, -100, 100),
-        ("logprobs", params.logprobs or 0, 0, min(vocab_size, MAX_LOGPROBS)),
-    )
-    for field, value, low, high in ranges:
-        if not low <= value <= high:
-            raise InvalidRequestError(
-                f"{field} is {value}; allowed: {low:g} to {high:g}",
-                field=field,
-                value=str(value),
-                limit=f"{low:g} to {high:g}",
-            )
-    id_lists: tuple[tuple[str, Sequence[int]], ...] = (
-        ("logit_bias", tuple(params.logit_bias)),
-        ("allowed_token_ids", params.allowed_token_ids),
-        ("stop_token_ids", params.stop_token_ids),
-        ("logprob_token_ids", params.logprob_token_ids),
-    )
-    for field, ids in id_lists:
-        stray = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
-        if stray is not None:
-            raise InvalidRequestError(
-                f"{field} names the token id {stray}; allowed: 0 to {vocab_size - 1}",
-                field=field,
-                value=str(stray),
-                limit=f"0 to {vocab_size - 1}",
-            )
-    if any(not math.isfinite(bias) for bias in params.logit_bias.values()):
-        raise InvalidRequestError("logit_bias holds a value that is not finite", field="logit_bias", limit="finite")

@@ -71,7 +71,8 @@ class GGUFCheckpoint:
         self._tensors = {self._canonical(tensor.name): tensor for tensor in header.tensors.values()}
         for tensor in self._tensors.values():
             self._check_extent(tensor, header.file_bytes)
-        self._data = np.memmap(path, dtype=np.uint8, mode="r")
+        # As a plain array: numpy's memmap class costs more than the dequantizing of small slices.
+        self._data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
 
     @cached_property
     def spec(self) -> ModelSpec:

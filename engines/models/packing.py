@@ -112,13 +112,14 @@ def pack_llama(checkpoint: Checkpoint, dtype: str) -> dict[str, torch.Tensor]:
     check_llama(checkpoint)
     spec = checkpoint.spec
     form: Format = Int8Format(spec.hidden_size) if dtype == "int8" else Float32Format()
-    packed = dict(form.table("embed", checkpoint.float32("model.embed_tokens.weight")))
+    table = checkpoint.float32("model.embed_tokens.weight")
+    packed = dict(form.table("embed", table))
     for layer in range(spec.num_layers):
         packed.update(_pack_layer(checkpoint, layer, form))
     norm = checkpoint.float32("model.norm.weight")
     packed.update(form.norm("norm", norm))
-    head = "model.embed_tokens.weight" if spec.tie_embeddings else "lm_head.weight"
-    packed.update(form.matrix("head", checkpoint.float32(head), None, norm))
+    head = table if spec.tie_embeddings else checkpoint.float32("lm_head.weight")
+    packed.update(form.matrix("head", head, None, norm))
     return packed
 
 
