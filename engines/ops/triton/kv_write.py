@@ -63,10 +63,12 @@ class _Config(NamedTuple):
 def _narrow(x: tl.tensor, cache: tl.tensor, config: tl.constexpr) -> tl.tensor:
     """x [G, D / 2] float32, already divided by its scale -> the cache's dtype."""
     if cache.dtype.element_ty == tl.int8:
-        return round_half_even(x).to(tl.int8)
-    if cache.dtype.element_ty == tl.uint8:
-        return to_e4m3(x)
-    return x.to(cache.dtype.element_ty)
+        y = round_half_even(x).to(tl.int8)
+    elif cache.dtype.element_ty == tl.uint8:
+        y = to_e4m3(x)
+    else:
+        y = x.to(cache.dtype.element_ty)
+    return y
 
 
 @jit

@@ -3,6 +3,10 @@
 Asked `{"path": FILE, "case": NAME}` it calls CASES[NAME](lab) of that test file; asked `{"path", "launch", "target"}`
 it calls LAUNCHES[NAME]() with every kernel launch recorded instead of run, and compiles what was recorded, exactly as
 the launcher specialised it, for a chip that need not be there. Answers `{"ok", "detail", ...}`.
+
+The interpreter's `tl.dot` is replaced. It is numpy.matmul, whose BLAS gives a row different bits in different places of
+the matrix; on tensor cores an element of a product depends on its own row and column alone, and the tests of sameness
+need that. And it takes bfloat16 operands for the integers they are stored as: here that fails instead.
 """
 
 from __future__ import annotations
@@ -16,14 +20,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from lab import Lab
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 MODULES: dict[str, ModuleType] = {}
+
+
+def dot(_: Any, a: Any, b: Any, d: Any, _precision: Any, _imprecise: Any) -> Any:
+    """a [M, K] b [K, N] + d [M, N]: each element a sum over k in one order, whatever surrounds it."""
+    operands = []
+    for operand in (a, b):
+        assert not operand.dtype.scalar.is_bf16(), "the interpreter multiplies the bits of bfloat16"
+        assert not operand.dtype.scalar.is_fp8(), "e4m3 goes through from_e4m3 or stays a byte"
+        operands.append(operand.data.astype(d.data.dtype))
+    return interpreter.TensorHandle(np.einsum("mk,kn->mn", *operands) + d.data, d.dtype.scalar)
 
 
 def load(path: str) -> ModuleType:
@@ -32,8 +48,10 @@ def load(path: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
         assert spec is not None
         assert spec.loader is not None
-        MODULES[path] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(MODULES[path])
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        MODULES[path] = module
     return MODULES[path]
 
 
@@ -82,6 +100,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)
+    interpreter.InterpreterBuilder.create_dot = dot
     for line in sys.stdin:
         question = json.loads(line)
         try:
