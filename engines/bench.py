@@ -1,7 +1,8 @@
 """Measures one engine: `python -m engines.bench --config JSON --runs N`, one JSON document on stdout.
 
 Prompts are token ids from a fixed seed, all different, so that nothing is a prefix hit; each figure is the median of
-`runs` repetitions after one that is not counted. `facet bench engine` starts this in a process of its own.
+`runs` repetitions after one that is not counted. `start_s` runs from the start of the process, imports included, to an
+engine that can be asked. `facet bench engine` starts this in a process of its own.
 
 Knows nothing of text or HTTP. Read next: `engines/core/build.py`, docs/benchmarks.md.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines.api import GenerateRequest, SamplingParams
+from engines.api import EngineError, GenerateRequest, InvalidRequestError, SamplingParams
 from engines.config import CacheConfig, EngineConfig
 from engines.core.build import build_core, set_threads
 from engines.core.engine import EngineCore
@@ -32,6 +33,7 @@ DECODE_PROMPT_TOKENS = 16
 BATCH_REQUESTS = 16
 BATCH_PROMPT_TOKENS = 256
 BATCH_OUTPUT_TOKENS = 64
+INTERRUPTED = 130
 
 Clock = Callable[[], float]
 
@@ -91,51 +93,71 @@ FIGURES: dict[str, Callable[[EngineCore, Workload, Clock], float]] = {
 }
 
 
-def measure(config: EngineConfig, runs: int, clock: Clock, progress: Callable[[str], None]) -> dict[str, Any]:
-    """All figures of one engine. Raises EngineError when it cannot be built."""
-    began_s = clock()
+def measure(
+    config: EngineConfig, runs: int, clock: Clock, progress: Callable[[str], None], *, began_s: float
+) -> dict[str, Any]:
+    """All figures of one engine, medians over `runs`. `began_s`: when its start began, on `clock`. Raises EngineError.
+
+    The figures take turns, so that a busy minute of the machine does not fall on one of them alone.
+    """
     engine = build_core(config, clock=clock)
     if not isinstance(engine, EngineCore):
-        raise ValueError(f"{config.model.path} embeds; the benchmark needs a model that generates")
+        raise InvalidRequestError(f"{config.model.path} embeds; the benchmark needs a model that generates")
     start_s = clock() - began_s
     work = Workload(engine)
-    report: dict[str, Any] = {}
-    for name, figure in FIGURES.items():
-        figure(engine, work, clock)  # warms caches, counts for nothing
-        values = []
-        for run in range(runs):
-            progress(f"{name} {run + 1}/{runs}")
-            values.append(figure(engine, work, clock))
-        report[name] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    values: dict[str, list[float]] = {name: [] for name in FIGURES}
+    for run in range(runs + 1):
+        for name, figure in FIGURES.items():
+            progress(f"{name} {run}/{runs}" if run else f"{name} (not counted)")
+            value = figure(engine, work, clock)
+            if run:
+                values[name].append(value)
     engine.check_invariants()
     facts = engine.capabilities
     return {
-        **report,
-        "start_s": start_s,
+        "model": facts.model,
+        "model_digest": facts.digest,
+        "dtype": facts.dtype,
+        "threads": facts.num_threads,
+        "runs": runs,
+        **{name: round(statistics.median(seen), 2) for name, seen in values.items()},
+        "start_s": round(start_s, 3),
         "rss_bytes": resident_bytes(),
         "kv_bytes": engine.kv_bytes,
-        "threads": facts.num_threads,
-        "dtype": facts.dtype,
-        "model": facts.model,
-        "digest": facts.digest,
-        "runs": runs,
+        "spread": {name: {"min": round(min(seen), 2), "max": round(max(seen), 2)} for name, seen in values.items()},
     }
 
 
 def main() -> int:
-    """Entry point of the process; progress goes to stderr."""
-    parser = argparse.ArgumentParser(prog="engines.bench")
+    """Entry point of the process; progress goes to stderr, and an error that the user can mend as one line."""
+    parser = argparse.ArgumentParser(prog="python -m engines.bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument("--runs", type=int, default=3)
-    arguments = parser.parse_args()
-    config = msgspec.json.decode(arguments.config, type=EngineConfig)
-    blocks = -(-BATCH_REQUESTS * (BATCH_PROMPT_TOKENS + BATCH_OUTPUT_TOKENS) // config.cache.block_size)
-    cache = CacheConfig(block_size=config.cache.block_size, num_blocks=2 * blocks)
-    config = msgspec.structs.replace(config, cache=cache)
-    set_threads(config.model.num_threads)
-    report = measure(config, arguments.runs, time.perf_counter, lambda line: print(line, file=sys.stderr, flush=True))
+    parser.add_argument("--began-s", type=float, default=None, help="time.monotonic() when this process was started")
+    given = parser.parse_args()
+    began_s = time.monotonic() if given.began_s is None else given.began_s
+    try:
+        config = with_room(msgspec.json.decode(given.config, type=EngineConfig))
+        set_threads(config.model.num_threads)
+        report = measure(config, given.runs, time.monotonic, show_progress, began_s=began_s)
+    except (EngineError, msgspec.MsgspecError, OSError) as error:
+        print(f"engines.bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     print(json.dumps(report))
     return 0
+
+
+def with_room(config: EngineConfig) -> EngineConfig:
+    """Twice the blocks that the batch needs, so that nothing is preempted and little is evicted."""
+    blocks = -(-BATCH_REQUESTS * (BATCH_PROMPT_TOKENS + BATCH_OUTPUT_TOKENS) // config.cache.block_size)
+    return msgspec.structs.replace(config, cache=CacheConfig(block_size=config.cache.block_size, num_blocks=2 * blocks))
+
+
+def show_progress(line: str) -> None:
+    """One line a figure and run."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 30.0
 STOP_GRACE_S = 5.0
 LOG_TAIL_CHARS = 2000
+# Where our packages lie: a worker started there runs this installation, not a folder `engines` that the user stands in.
+PACKAGES_FOLDER = Path(__file__).resolve().parents[1]
 
 
 class EngineProcess:
@@ -56,7 +58,7 @@ class EngineProcess:
         on_state: Callable[[State], None] = lambda state: None,
     ) -> None:
         self._config = config
-        self._socket_path = run_dir / f"{name}.sock"
+        self._socket_path = run_dir.absolute() / f"{name}.sock"
         self._log_path = log_path
         self._restart = restart
         self._on_state = on_state
@@ -181,6 +183,7 @@ class EngineProcess:
             str(self._socket_path),
             "--parent",
             str(os.getpid()),
+            cwd=PACKAGES_FOLDER,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,

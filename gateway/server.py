@@ -97,8 +97,12 @@ async def serve(
     kind: EngineKind = "process",
     report: Report = lambda line: None,
     on_ready: Callable[[str], None] = lambda url: None,
+    on_ending: Callable[[int], None] = lambda running: None,
 ) -> None:
-    """Serve until told to end. `on_ready` is given the base URL. Raises ServeError, EngineError, StoreError, ..."""
+    """Serve until told to end. `on_ready` is given the base URL, `on_ending` the number of requests that still run.
+
+    Raises ServeError, EngineError, StoreError, ...
+    """
     ending = Ending()
     with contextlib.closing(bind(settings.host, settings.port)) as listener, ending.listening():
         host, port = listener.getsockname()[:2]
@@ -117,6 +121,7 @@ async def serve(
             on_ready(f"http://{host}:{port}")
             await first_of(ending.soon.wait(), serving)
             surface.pipeline.admission.closing = True
+            on_ending(surface.pipeline.admission.in_flight)
             server.should_exit = True
             await first_of(ending.now.wait(), serving)
             server.force_exit = True

@@ -5,19 +5,17 @@ Read next: `gateway/tenants.py`.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from gateway.cli.context import settings_with, with_keys
-from gateway.cli.output import fail, print_json
-from gateway.stores.base import KeyRecord
+from gateway.cli.context import DataDir, settings_with, with_keys
+from gateway.cli.output import AsJson, fail, print_json
+
+if TYPE_CHECKING:
+    from gateway.stores.base import KeyRecord
 
 app = typer.Typer(no_args_is_help=True, help="Virtual keys: who may ask.")
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DataDir = Annotated[str | None, typer.Option(help="Folder of the database and secret.")]
 
 
 @app.command()
@@ -29,10 +27,11 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is shown once and stored only as a keyed hash."""
+    if not name.strip() or not tenant.strip():
+        raise typer.BadParameter("a key needs a name and a tenant that are not empty")
     settings = settings_with(data_dir=data_dir)
-    role = "admin" if admin else "user"
     record, plaintext = with_keys(
-        settings, lambda keys: keys.create(name, tenant=tenant, role="admin" if role == "admin" else "user")
+        settings, lambda keys: keys.create(name, tenant=tenant, role="admin" if admin else "user")
     )
     if as_json:
         print_json({**public(record), "key": plaintext})
@@ -43,6 +42,8 @@ def create(
 @app.command("list")
 def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show all keys, without their secrets."""
+    from datetime import UTC, datetime
+
     records = with_keys(settings_with(data_dir=data_dir), lambda keys: keys.list())
     if as_json:
         print_json([public(record) for record in records])
@@ -55,7 +56,7 @@ def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="The id that `facet keys list` shows.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The id that `facet keys list` shows.")],
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,6 +72,8 @@ def revoke(
 
 def public(record: KeyRecord) -> dict[str, object]:
     """A record without its digest."""
+    import msgspec
+
     fields: dict[str, object] = msgspec.to_builtins(record)
     del fields["digest"]
     return fields
