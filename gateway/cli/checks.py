@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,7 @@ MIN_FREE_BYTES = 2 << 30
 MIN_MEMORY_BYTES = 2 << 30
 MIN_OPEN_FILES = 1024
 ANSWER_TIMEOUT_S = 2.0
+ANSWER_BYTES = 1000
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -65,7 +67,8 @@ def is_facet(host: str, port: int) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("GET", "/health/live")
-        return b'"live"' in connection.getresponse().read(1000)
+        with closing(connection.getresponse()) as response:
+            return b'"live"' in response.read(ANSWER_BYTES)
     except (OSError, http.client.HTTPException):
         return False
     finally:

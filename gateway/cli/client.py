@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,10 +46,10 @@ class ChatClient:
         headers = {"content-type": "application/json", "authorization": f"Bearer {self._key}"}
         try:
             connection.request("POST", self._path, body, headers)
-            response = connection.getresponse()
-            if response.status != http.HTTPStatus.OK:
-                raise ClientError(refusal(response.status, response.read()))
-            yield from pieces(response)
+            with closing(connection.getresponse()) as response:
+                if response.status != http.HTTPStatus.OK:
+                    raise ClientError(refusal(response.status, response.read()))
+                yield from pieces(response)
         except (OSError, http.client.HTTPException, UnicodeEncodeError) as error:
             raise ClientError(f"no gateway answers at {self._base}: {error}. Start one with `facet up`.") from error
         finally:
