@@ -52,8 +52,12 @@ def attention_tiles(repeats: int, head_dim: int, dtype: torch.dtype) -> Attentio
     return AttentionTiles(block_m, tile_keys, segment_keys=256, num_warps=4, num_stages=2)
 
 
-def matmul_tiles(dtype: torch.dtype, num_outputs: int) -> MatmulTiles:
-    """For operands of `dtype` in shared memory; few outputs get narrow tiles, so that more programs share them."""
+def matmul_tiles(operand: torch.dtype, num_outputs: int) -> MatmulTiles:
+    """For operands of this type in shared memory; few outputs get narrow tiles, so that more programs share them.
+
+    64 rows for every batch, one token included: a decode step leaves most of them empty, which costs tensor-core time
+    that it, bound by memory, does not miss; a tile that followed the batch would make the row's bits follow it.
+    """
     block_n = 128 if num_outputs >= 2048 else 64
-    block_k = {1: 128, 2: 64, 4: 32}[dtype.itemsize]
+    block_k = {1: 128, 2: 64, 4: 32}[operand.itemsize]
     return MatmulTiles(64, block_n, block_k, group_m=8, num_warps=4, num_stages=3)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from lab import Lab
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
@@ -37,8 +38,10 @@ def dot(_: Any, a: Any, b: Any, d: Any, _precision: Any, _imprecise: Any) -> Any
     operands = []
     for operand in (a, b):
         assert not operand.dtype.scalar.is_bf16(), "the interpreter multiplies the bits of bfloat16"
-        assert not operand.dtype.scalar.is_fp8(), "e4m3 goes through from_e4m3 or stays a byte"
-        operands.append(operand.data.astype(d.data.dtype))
+        values = operand.data
+        if operand.dtype.scalar.is_fp8():  # float16 holds every e4m3 value
+            values = interpreter._convert_float(values, operand.dtype.scalar, tl.float16, None).view(np.float16)
+        operands.append(values.astype(d.data.dtype))
     return interpreter.TensorHandle(np.einsum("mk,kn->mn", *operands) + d.data, d.dtype.scalar)
 
 
