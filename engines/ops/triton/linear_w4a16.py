@@ -26,7 +26,9 @@ from engines.ops.triton.matmul_tile import (
 )
 from engines.ops.triton.tiles import MatmulTiles, matmul_tiles
 
+# A step holds codes, d, m and both operands: wider tiles spill registers on sm_80.
 INPUTS_A_STEP = 128
+OUTPUTS_A_TILE = 64
 
 
 @jit
@@ -44,9 +46,14 @@ def _w4a16_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, config:
             packed = tl.load(
                 tensors.weight + tile.column[None, :] * strides.weight + byte[:, None], mask=mask, other=0
             ).to(tl.int32)
-            place = tile.column[None, :] * strides.scales + group[:, None]
-            d = tl.load(tensors.weight_scales + place, mask=mask, other=0.0).to(tl.float32)
-            m = tl.load(tensors.weight_offsets + place, mask=mask, other=0.0).to(tl.float32)
+            if config.group_size % config.block_k == 0:  # a step lies in one group
+                place = (tile.column * strides.scales + start // half_group)[None, :]
+                scale_mask = tile.column_inside[None, :]
+            else:
+                place = tile.column[None, :] * strides.scales + group[:, None]
+                scale_mask = mask
+            d = tl.load(tensors.weight_scales + place, mask=scale_mask, other=0.0).to(tl.float32)
+            m = tl.load(tensors.weight_offsets + place, mask=scale_mask, other=0.0).to(tl.float32)
             low = ((packed & 15).to(tl.float32) * d + m).to(config.operand)
             high = ((packed >> 4).to(tl.float32) * d + m).to(config.operand)
             x = load_x(tile, low_k, tensors, strides, config).to(config.operand)
@@ -64,7 +71,9 @@ def triton_linear_w4a16(
     assert weight.d.stride() == weight.m.stride(), "d and m are laid out alike"
     rows, num_outputs, depth = int(x.shape[0]), int(weight.packed.shape[0]), weight.num_inputs
     operand = tl.float16 if x.dtype == torch.float16 else tl.float32
-    tiles = tiles or matmul_tiles(torch.float16, num_outputs)._replace(block_k=INPUTS_A_STEP, num_stages=2)
+    tiles = tiles or matmul_tiles(torch.float16, num_outputs)._replace(
+        block_n=OUTPUTS_A_TILE, block_k=INPUTS_A_STEP, num_stages=2
+    )
     out = torch.empty((rows, num_outputs), dtype=x.dtype, device=x.device)
     if rows:
         _w4a16_kernel[persistent_grid(rows, num_outputs, tiles, x.device)](
