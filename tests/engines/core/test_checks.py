@@ -14,6 +14,9 @@ CAPABILITIES = Capabilities(
 )
 
 
+EVERY_ID = tuple(range(100))
+
+
 def check(**options: object) -> None:
     own = {name: options.pop(name) for name in set(GenerateRequest.__struct_fields__) & set(options)}
     sampling = SamplingParams(**{"max_tokens": 5, **options})
@@ -54,6 +57,31 @@ def check(**options: object) -> None:
             "2",
             "at least 0, less than the prompt and less than max_tokens",
         ),
+        ({"max_tokens": 0}, "max_tokens", "0", "1..inf"),
+        ({"min_tokens": -1}, "min_tokens", "-1", "0..inf"),
+        ({"min_tokens": 6}, "min_tokens", "6", "0..max_tokens (5)"),
+        ({"temperature": -0.1}, "temperature", "-0.1", "0..1000"),
+        ({"temperature": math.nan}, "temperature", "nan", "0..1000"),
+        ({"temperature": math.inf}, "temperature", "inf", "0..1000"),
+        ({"top_k": -1}, "top_k", "-1", "0..inf"),
+        ({"top_p": 1.5}, "top_p", "1.5", "0..1"),
+        ({"min_p": -0.5}, "min_p", "-0.5", "0..1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty", "0.0", "0.001..1000"),
+        ({"presence_penalty": math.nan}, "presence_penalty", "nan", "-1000..1000"),
+        ({"frequency_penalty": 1e9}, "frequency_penalty", "1000000000.0", "-1000..1000"),
+        ({"logprobs": -1}, "logprobs", "-1", "0..100"),
+        ({"logprobs": 101}, "logprobs", "101", "0..100"),
+        ({"stop_token_ids": (5, 100)}, "stop_token_ids", "id 100", "ids 0..99"),
+        ({"allowed_token_ids": (-3,)}, "allowed_token_ids", "id -3", "ids 0..99"),
+        ({"logprob_token_ids": (100,)}, "logprob_token_ids", "id 100", "ids 0..99"),
+        ({"logit_bias": {100: 1.0}}, "logit_bias", "id 100", "ids 0..99"),
+        ({"logit_bias": {7: math.inf}}, "logit_bias[7]", "inf", "a finite number"),
+        (
+            {"min_tokens": 1, "stop_token_ids": tuple(range(100))},
+            "min_tokens",
+            "1",
+            "0 when only stop tokens are allowed",
+        ),
         (
             {"min_tokens": 1, "allowed_token_ids": (3,), "stop_token_ids": (3, 4)},
             "min_tokens",
@@ -69,13 +97,6 @@ def test_a_refusal_names_field_value_and_limit(options: dict[str, object], field
     assert str(refused.value) == f"{field} is {value}; allowed: {limit}"
 
 
-@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"temperature": math.nan}, {"stop_token_ids": (100,)}])
-def test_sampling_is_checked_by_the_samplers_own_ranges(options: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequestError) as refused:
-        check(**options)
-    assert refused.value.field == next(iter(options))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -84,7 +105,11 @@ def test_sampling_is_checked_by_the_samplers_own_ranges(options: dict[str, objec
         {"n": 8},
         {"num_emitted_tokens": 2, "max_tokens": 3},
         {"max_tokens": 1, "min_tokens": 1},
+        {"temperature": 0.0, "top_p": 0.0, "min_p": 1.0, "top_k": 10**9, "repetition_penalty": 1000.0},
         {"seed": 2**64 - 1},
+        {"seed": -(2**63)},
+        {"logit_bias": {0: -100.0, 99: 100.0}},
+        {"min_tokens": 1, "stop_token_ids": (3,), "allowed_token_ids": (3, 4)},
         {"logprobs": 0, "logprob_token_ids": (0, 99)},
     ],
 )
