@@ -55,8 +55,8 @@ def _flat(codes: Bytes, scales: ScaleArray, minima: ScaleArray | None, zero: flo
     rows = codes.shape[0]
     return GroupQuant(
         np.ascontiguousarray(codes).reshape(rows, -1),
-        np.ascontiguousarray(scales).reshape(rows, -1),
-        None if minima is None else np.ascontiguousarray(minima).reshape(rows, -1),
+        scales.reshape(rows, -1),
+        None if minima is None else minima.reshape(rows, -1),
         zero,
         bits,
     )
