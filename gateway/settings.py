@@ -47,10 +47,9 @@ class Limits(Part, frozen=True, kw_only=True):
 
 
 class TelemetrySettings(Part, frozen=True, kw_only=True):
-    """`otlp_endpoint`: where spans go; empty keeps the exporter off. `metrics`: serve /metrics."""
+    """`otlp_endpoint`: where spans go; empty keeps the exporter off."""
 
     otlp_endpoint: str = ""
-    metrics: bool = True
 
 
 class Settings(Part, frozen=True, kw_only=True):

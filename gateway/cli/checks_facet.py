@@ -93,7 +93,7 @@ def check_engine(settings: Settings) -> Iterator[Finding]:
     if found["native"]:
         yield Finding(check="kernels", state="ok", detail="our own C kernels run")
     else:
-        fix = "install a C compiler (apt-get install gcc libc6-dev) and start again; until then torch's int8 path runs"
+        fix = "install a C compiler (apt-get install gcc libc6-dev) and reinstall; until then torch's int8 path runs"
         yield Finding(check="kernels", state="warning", detail=found["why_not"], fix=fix)
 
 

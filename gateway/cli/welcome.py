@@ -40,11 +40,10 @@ def curl_line(url: str, model: str, key: str | None) -> str:
 
 def sdk_line(url: str, model: str, key: str | None) -> str:
     """The same request by the unmodified client."""
-    imports = "from openai import OpenAI" if key else "import os; from openai import OpenAI"
-    credential = json.dumps(key) if key else 'os.environ["FACET_API_KEY"]'
+    given = f", api_key={json.dumps(key)}" if key else ""
     program = (
-        f'{imports}; client = OpenAI(base_url="{url}/v1", api_key={credential}); '
+        f'from openai import OpenAI; client = OpenAI(base_url="{url}/v1"{given}); '
         f"print(client.chat.completions.create(model={json.dumps(model)}, "
         f'messages=[{{"role": "user", "content": "{QUESTION}"}}], temperature=0).choices[0].message.content)'
     )
-    return f"python -c {shlex.quote(program)}"
+    return f"{'' if key else 'OPENAI_API_KEY=$FACET_API_KEY '}python -c {shlex.quote(program)}"

@@ -42,7 +42,8 @@ def test_the_sdk_line_is_a_program() -> None:
 def test_without_a_new_key_both_lines_read_the_variable() -> None:
     text = welcome(URL, POLICY, None)
     assert "Bearer $FACET_API_KEY" in text
-    assert 'api_key=os.environ["FACET_API_KEY"]' in text
+    assert "\nOPENAI_API_KEY=$FACET_API_KEY python -c 'from openai import OpenAI; client" in text
+    assert "api_key" not in text
     assert "`facet keys create NAME` makes one" in text
     assert '"model": "small"' in text, "the first model that generates"
 
