@@ -81,9 +81,11 @@ def _interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 @pytest.fixture(scope="session")
-def _compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    folder = tmp_path_factory.mktemp("compiler")
-    worker = Worker(_environment(TRITON_CACHE_DIR=str(folder / "cache")), folder / "log")
+def _compiler(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """Triton's cache, named by source, options and compiler, survives in pytest's own: a minute the first time only."""
+    folder, cache = tmp_path_factory.mktemp("compiler"), getattr(pytestconfig, "cache", None)
+    compiled = folder / "cache" if cache is None else cache.mkdir("triton")
+    worker = Worker(_environment(TRITON_CACHE_DIR=str(compiled)), folder / "log")
     yield worker
     worker.close()
 
@@ -116,9 +118,14 @@ def compiles(_compiler: Worker, request: pytest.FixtureRequest) -> Callable[[str
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`case` and `launch` x `target` are parametrised from the test file's own tables."""
+    """`case` and `launch` x `target` come from the test file's own tables; TARGETS[launch], if there, limits targets."""
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(metafunc.module.CASES))
     if "launch" in metafunc.fixturenames:
-        metafunc.parametrize("launch", list(metafunc.module.LAUNCHES))
-        metafunc.parametrize("target", list(SHARED_LIMIT_BYTES), ids=lambda target: f"sm_{target}")
+        limited = getattr(metafunc.module, "TARGETS", {})
+        pairs = [
+            (launch, target)
+            for launch in metafunc.module.LAUNCHES
+            for target in limited.get(launch, SHARED_LIMIT_BYTES)
+        ]
+        metafunc.parametrize(("launch", "target"), pairs, ids=[f"{launch}-sm_{target}" for launch, target in pairs])

@@ -66,10 +66,9 @@ def launch(dtype: torch.dtype, num_outputs: int, depth: int, native: bool = Fals
 
 LAUNCHES = {
     "float32": partial(launch, torch.float32, 576, 576),
-    "float16": partial(launch, torch.float16, 4096, 4096),
     "bfloat16": partial(launch, torch.bfloat16, 4096, 4096),
     "bfloat16-native": partial(launch, torch.bfloat16, 4096, 4096, native=True),
-    "ragged": partial(launch, torch.float16, 1000, 100),
+    "float16-ragged": partial(launch, torch.float16, 1000, 100),
 }
 
 

@@ -64,7 +64,6 @@ def launch(dtype: torch.dtype, group: int) -> None:
 
 LAUNCHES = {
     "float16-128": partial(launch, torch.float16, 128),
-    "bfloat16-128": partial(launch, torch.bfloat16, 128),
     "bfloat16-32": partial(launch, torch.bfloat16, 32),
 }
 

@@ -87,9 +87,6 @@ LAUNCHES = {
     "product": lambda: triton_linear_w8a8(
         ROWS, SCALES, torch.empty(4096, 4096, dtype=torch.int8), SCALES, None, torch.bfloat16
     ),
-    "small-ragged": lambda: triton_linear_w8a8(
-        ROWS[:, :100], SCALES, torch.empty(500, 100, dtype=torch.int8), SCALES, SCALES
-    ),
     "rows": lambda: triton_quantize_rows(torch.empty(7, 4096, dtype=torch.bfloat16)),
 }
 

@@ -226,15 +226,20 @@ def launch(setup: Setup, cut: Cut) -> None:
     triton_paged_attention(q, LayerKV(blocks, blocks.clone(), scale, scale), inputs, setup.options, bias, cut)
 
 
-BF16 = Setup(num_kv_heads=8, repeats=4, head_dim=128, dtype=torch.bfloat16, cache=torch.bfloat16)
+def narrow(cache: torch.dtype) -> Setup:
+    return Setup(num_kv_heads=4, repeats=4, dtype=torch.bfloat16, cache=cache)
+
+
 LAUNCHES = {
-    "bfloat16": partial(launch, BF16, Cut()),
-    "bfloat16-split": partial(launch, BF16, Cut(num_splits=8)),
-    "float16-split": partial(launch, replace(BF16, dtype=torch.float16, cache=torch.float16), Cut(num_splits=8)),
-    "float32-64": partial(launch, Setup(num_kv_heads=3), Cut()),
-    "int8-split": partial(launch, replace(BF16, cache=torch.int8), Cut(num_splits=8)),
-    "float8-split": partial(launch, replace(BF16, cache=torch.float8_e4m3fn), Cut(num_splits=8)),
-    "tree-window-softcap": partial(launch, replace(BF16, tree_width=16, options=WINDOWED), Cut()),
+    "bfloat16-128": partial(launch, replace(narrow(torch.bfloat16), head_dim=128), Cut()),
+    "float16-split": partial(launch, replace(narrow(torch.float16), dtype=torch.float16), Cut(num_splits=8)),
+    "float32": partial(launch, Setup(num_kv_heads=3), Cut()),
+    "float8-80": partial(launch, replace(narrow(torch.float8_e4m3fn), head_dim=80), Cut()),
+    "int8-split-tree-window-softcap": partial(
+        launch,
+        replace(narrow(torch.int8), tree_width=16, options=AttentionOptions(window=17, softcap=5.0)),
+        Cut(num_splits=8),
+    ),
 }
 
 

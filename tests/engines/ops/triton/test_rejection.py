@@ -115,9 +115,6 @@ CASES = {
 IDS = torch.zeros(12, dtype=torch.int32)
 LAUNCHES = {
     "matching": lambda: triton_verify_matching(IDS, IDS[:5], IDS, 7),
-    "sampled": lambda: triton_verify_sampled(
-        IDS, IDS[:5], torch.empty(16, 49152), torch.empty(12, 49152), StreamKeys(IDS[:4].long(), IDS, IDS), 7
-    ),
     "sampled-mixed": lambda: triton_verify_sampled(
         IDS,
         IDS[:5],
