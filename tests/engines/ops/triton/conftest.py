@@ -37,7 +37,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             with self._log.open("w") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, str(WORKER)],
@@ -55,6 +55,7 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
+            self.close()
             pytest.fail(f"the process died with {code}: {self._log.read_text()[-3000:]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -65,6 +66,7 @@ class Worker:
             self._process.wait()
             self._process.stdin.close()
             self._process.stdout.close()
+            self._process = None
 
 
 def _environment(**extra: str) -> dict[str, str]:
@@ -118,7 +120,7 @@ def compiles(_compiler: Worker, request: pytest.FixtureRequest) -> Callable[[str
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`case` and `launch` x `target` come from the test file's own tables; TARGETS[launch], if there, limits targets."""
+    """`case` and `launch` x `target` come from the file's own tables; TARGETS[launch], if there, limits targets."""
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(metafunc.module.CASES))
     if "launch" in metafunc.fixturenames:
