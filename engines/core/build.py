@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from engines.api import Capabilities
+from engines.api import Capabilities, EngineError
 from engines.config import CacheConfig, EngineConfig, SchedulerConfig
 from engines.core.batch import BatchPacker
 from engines.core.encoder import EncoderCore
@@ -46,7 +46,10 @@ def build_decoder(
     clock: Callable[[], float],
     on_free_block: Callable[[int], None] | None = None,
 ) -> EngineCore:
-    """An engine around a model that is loaded already. Raises EngineError if the KV pool cannot be made."""
+    """An engine around a model that is loaded already. Raises EngineError if the configuration cannot run."""
+    for field in ("max_batch_tokens", "chunk_tokens", "max_running", "max_waiting"):
+        if getattr(scheduler, field) < 1:
+            raise EngineError(f"{field} is {getattr(scheduler, field)}; it must be at least 1")
     spec, block_size = model.spec, cache.block_size
     num_blocks = num_kv_blocks(spec, cache)
     # A context that could not fit alone would wait for ever, so the pool bounds what the engine accepts.

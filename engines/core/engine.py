@@ -191,8 +191,8 @@ class EngineCore:
         return self._runner.kv_bytes
 
     def stats(self) -> ReplicaStats:
-        """A snapshot of queues, blocks and counters."""
-        return self._metrics.snapshot(self.scheduler, self.kv.pool)
+        """A snapshot. Choices that wait for the first of their prompt to compute it count as waiting."""
+        return self._metrics.snapshot(self.scheduler, self.kv.pool, num_waiting=self._num_pending)
 
     def take_kv_events(self) -> KVEventBatch | None:
         """Events since the last call, as the next batch in sequence."""

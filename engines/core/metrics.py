@@ -60,12 +60,12 @@ class EngineMetrics:
         self.faults += 1
         logger.error("a step of %d requests failed: %s", len(request_ids), ", ".join(request_ids), exc_info=error)
 
-    def snapshot(self, scheduler: Scheduler, pool: BlockPool) -> ReplicaStats:
+    def snapshot(self, scheduler: Scheduler, pool: BlockPool, *, num_waiting: int) -> ReplicaStats:
         """Everything at this moment."""
-        busy = bool(scheduler.running or scheduler.waiting)
+        busy = bool(scheduler.running or num_waiting)
         return ReplicaStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=num_waiting,
             waiting_tokens=scheduler.num_waiting_tokens,
             total_blocks=pool.num_blocks,
             free_blocks=pool.num_free,

@@ -54,6 +54,12 @@ def test_a_pool_smaller_than_the_context_bounds_what_is_accepted(tmp_path: Path)
         build_core(EngineConfig(model=model, cache=CacheConfig(memory_bytes=1)), clock=lambda: 0.0)
 
 
+@pytest.mark.parametrize("field", ["max_batch_tokens", "chunk_tokens", "max_running", "max_waiting"])
+def test_a_scheduler_that_could_never_run_is_refused(toy, field: str) -> None:
+    with pytest.raises(EngineError, match=f"{field} is 0; it must be at least 1"):
+        toy.engine(scheduler=SchedulerConfig(**{field: 0}))
+
+
 def test_every_queue_that_can_be_configured_exists() -> None:
     assert get_args(get_type_hints(SchedulerConfig)["queue"]) == tuple(QUEUE_POLICIES)
 

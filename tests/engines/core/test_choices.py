@@ -13,6 +13,7 @@ def test_the_prompt_is_computed_once_and_shared_by_reference(toy) -> None:
     engine = toy.engine()
     engine.core.add_request(toy.request("a", PROMPT, n=3))
     assert [chunk.index for chunk in engine.step()] == [0]
+    assert (engine.core.stats().running, engine.core.stats().waiting) == (1, 2)
     assert engine.core.kv.pool.ref_counts[:4] == [1, 1, 1, 0]
     assert [chunk.index for chunk in engine.step()] == [0, 1, 2]
     # The first adds a token; the others share both full blocks and compute the partial one again.
