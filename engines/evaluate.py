@@ -1,0 +1,84 @@
+"""Measures a number format's quality: `python -m engines.evaluate --path MODEL`, one JSON document on stdout.
+
+The text is the standard library's own prose (its docstrings), so that every machine has it, or a file of the caller's.
+`facet eval kld` starts this in a process of its own.
+
+Knows nothing of gateways. Read next: `engines/models/evaluate.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from engines.api import EngineError
+from engines.config import DType, ModelConfig
+from engines.core.build import set_threads
+from engines.models.evaluate import evaluate_kld
+from engines.text.errors import TextError
+from engines.text.model import load_text
+
+# A shorter docstring is a label, not prose.
+SHORTEST_DOCSTRING = 400
+
+
+def standard_library_prose() -> Iterator[str]:
+    """Long docstrings of the standard library's modules, in order of file name and place."""
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and len(text) >= SHORTEST_DOCSTRING:
+                    yield text
+
+
+def corpus(path: Path, text: Path | None, num_tokens: int) -> list[int]:
+    """The first `num_tokens` + 1 ids of the text. Raises TextError if the model has no usable tokenizer."""
+    tokenizer = load_text(path).tokenizer
+    pieces = standard_library_prose() if text is None else iter([text.read_text(encoding="utf-8")])
+    ids: list[int] = []
+    for piece in pieces:
+        ids += tokenizer.encode(piece + "\n\n", specials=False)
+        if len(ids) > num_tokens:
+            break
+    return ids[: num_tokens + 1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 and a report, or 1 and a line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m engines.evaluate", description="Compare a format with float32.")
+    parser.add_argument("--path", type=Path, required=True, help="a .gguf file or a folder with config.json")
+    parser.add_argument("--dtype", choices=get_args(DType), default="auto")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores but one")
+    parser.add_argument("--cache-dir", default="", help="where packed weights are kept")
+    parser.add_argument("--text", type=Path, default=None, help="a text file; default: the standard library's prose")
+    given = parser.parse_args(arguments)
+    set_threads(given.threads)
+    config = ModelConfig(name=given.path.stem, path=str(given.path), dtype=given.dtype, cache_dir=given.cache_dir)
+    try:
+        report = evaluate_kld(config, corpus(given.path, given.text, given.tokens), progress=_show)
+    except (EngineError, TextError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(msgspec.json.encode(report).decode())
+    return 0
+
+
+def _show(done: int, total: int) -> None:
+    print(f"\r{done} of {total} tokens", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
