@@ -9,7 +9,8 @@ number p = context - n + i, and sees the keys j with
   j <= p, or with a tree: j < context - n, or j new and tree_bias[t, j - (context - n)] > -inf;
   p - j < window, if options.window > 0.
 Score: s = q . k x scale (x k_scale); softcap > 0: s = softcap x tanh(s / softcap); then + tree_bias. A row that sees
-no key is 0. A row's bits depend on its sequence alone. Slots past a context are never trusted: NaN may lie there.
+no key is 0; a row of no sequence (past query_start[S]: padding) is undefined. A row's bits depend on its sequence
+alone. Slots past a context are never trusted: NaN may lie there.
 
 Source: FlashAttention-2, https://arxiv.org/abs/2307.08691; block tables, https://arxiv.org/abs/2309.06180; tree
 attention, https://arxiv.org/abs/2305.09781.

@@ -65,7 +65,7 @@ def tile_of(row: tl.tuple, start: tl.tensor, config: tl.constexpr) -> tl.tuple:
     token = start + tl.arange(0, config.tile)
     x = tl.load(row.logits + token, mask=token < row.vocab_size, other=NEGATIVE_INFINITY).to(tl.float32)
     x = tl.where(x == x, x, NEGATIVE_INFINITY)
-    x = tl.minimum(x, LARGEST_FLOAT) / tl.where(row.temperature > 0, row.temperature, 1.0)
+    x = x / tl.where(row.temperature > 0, row.temperature, 1.0)
     return tl.minimum(x, LARGEST_FLOAT), token
 
 
@@ -113,15 +113,15 @@ def _reach(row: tl.tuple, wanted: tl.tensor, floor: tl.tuple, by_mass: tl.conste
 
 @jit
 def _above(row: tl.tuple, key: tl.tensor, largest: tl.tensor, config: tl.constexpr) -> tl.tuple:
-    """-> how many tokens have a larger key, how many this key, and the mass of the larger ones."""
+    """-> how many tokens have a larger key, how many this key (not asked of -inf), and the mass of the larger ones."""
     more = tl.zeros((config.tile,), tl.int32)
     equal = tl.zeros((config.tile,), tl.int32)
     mass = tl.zeros((config.tile,), tl.float32)
     for start in range(0, row.vocab_size, config.tile):
-        x, token = tile_of(row, start, config)
+        x, _token = tile_of(row, start, config)
         other = ordered_key(x)
         more += (other > key).to(tl.int32)
-        equal += ((other == key) & (token < row.vocab_size)).to(tl.int32)
+        equal += (other == key).to(tl.int32)
         mass += tl.where(other > key, tl.exp(x - largest), 0.0)
     return tl.sum(more, axis=0), tl.sum(equal, axis=0), tl.sum(mass, axis=0)
 

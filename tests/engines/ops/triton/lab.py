@@ -1,9 +1,10 @@
 """Buffers with NaN guard bands, and comparisons, for the cases that run in the interpreter. Imported by `worker.py`.
 
-Every tensor that a case hands to a kernel, and every tensor that a launcher allocates meanwhile, lies inside a larger
-buffer whose rest is NaN (integers: a pattern no kernel should survive). Rows are padded too, so that a kernel which
-runs over the end of a row, and not only of the buffer, reads NaN. Afterwards the bands must be as they were, and what
-was handed in as read-only unchanged.
+Every tensor that a case hands to a kernel lies inside a larger buffer whose rest is NaN (integers: a pattern no kernel
+should survive). Rows are padded too, so that a kernel which runs over the end of a row, and not only of the buffer,
+reads NaN. What a launcher allocates meanwhile is NaN until written and lies between bands of a finite pattern: a NaN
+that was read out of bounds and written out of bounds would not show in a band of NaN. Afterwards the bands must be as
+they were, and what was handed in as read-only unchanged.
 """
 
 from __future__ import annotations
@@ -35,14 +36,19 @@ def poison(tensor: torch.Tensor) -> None:
     elif tensor.dtype.is_floating_point:
         tensor.fill_(float("nan"))
     else:
-        tensor.view(torch.uint8).fill_(PATTERN)
+        mark(tensor)
+
+
+def mark(tensor: torch.Tensor) -> None:
+    """Fill with 0x55 bytes: a finite number in every format."""
+    tensor.view(torch.uint8).fill_(PATTERN)
 
 
 class Lab:
     """One case's buffers."""
 
     def __init__(self) -> None:
-        self._bands: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffer, which of its elements are band
+        self._bands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # buffer, which is band, its bits
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def randn(self, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -51,7 +57,7 @@ class Lab:
 
     def put(self, values: torch.Tensor, *, mutable: bool = False, padded: bool = True) -> torch.Tensor:
         """A guarded copy; read-only unless `mutable`, rows padded unless told otherwise."""
-        place = self._guarded(tuple(values.shape), values.dtype, padded=padded)
+        place = self._guarded(tuple(values.shape), values.dtype, padded=padded, fill=poison)
         place.copy_(values)
         if not mutable:
             self._before.append((place, bits(place).clone()))
@@ -64,19 +70,21 @@ class Lab:
 
     def verify(self) -> None:
         """Bands intact, read-only tensors unchanged."""
-        for buffer, is_band in self._bands:
-            clean = TRUE_EMPTY(buffer.shape, dtype=buffer.dtype)
-            poison(clean)
-            assert torch.equal(bits(buffer)[is_band], bits(clean)[is_band]), "a guard band was written"
+        for buffer, is_band, before in self._bands:
+            assert torch.equal(bits(buffer)[is_band], before), "a guard band was written"
         for place, before in self._before:
             assert torch.equal(bits(place), before), "a read-only tensor was written"
 
     def _empty(self, *shape: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
         assert device is None or torch.device(device).type == "cpu"
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return self._guarded(tuple(sizes), dtype, padded=False)
+        place = self._guarded(tuple(sizes), dtype, padded=False, fill=mark)
+        poison(place)
+        return place
 
-    def _guarded(self, shape: tuple[int, ...], dtype: torch.dtype, *, padded: bool) -> torch.Tensor:
+    def _guarded(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, padded: bool, fill: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor:
         row = shape[-1] if shape else 1
         stride = row + ROW_PADDING if padded and len(shape) > 1 else row
         strides, step = [1], stride
@@ -87,11 +95,11 @@ class Lab:
             strides.insert(0, step)
             step *= shape[0]
         buffer = TRUE_EMPTY(step + 2 * BAND, dtype=dtype)
-        poison(buffer)
+        fill(buffer)
         strides = strides if shape else []
         is_band = torch.ones(buffer.shape, dtype=torch.bool)
         is_band.as_strided(shape, strides, BAND).fill_(False)
-        self._bands.append((buffer, is_band))
+        self._bands.append((buffer, is_band, bits(buffer)[is_band]))
         return buffer.as_strided(shape, strides, BAND)
 
     @staticmethod

@@ -165,6 +165,17 @@ def a_row_that_sees_nothing_is_zero(lab: Any) -> None:
         assert not bool(out.isnan().any())
 
 
+def rows_of_no_sequence_are_left_alone(lab: Any) -> None:
+    """A captured batch is padded: rows past query_start[S], and sequences without rows."""
+    setup = Setup(sequences=((20, 2), (9, 1), (0, 0), (0, 0)))
+    batch = build(lab, setup)
+    padded = replace(batch, q=lab.put(torch.cat((batch.q, torch.full((3, 3, 64), float("nan"))))))
+    for cut in (WHOLE, SPLIT):
+        out = attend(lab, padded, setup, cut)
+        lab.same(out[:3], attend(lab, batch, setup, cut))
+        assert bool(out[3:].isnan().all())  # as allocated
+
+
 def no_tokens(lab: Any) -> None:
     batch = build(lab, Setup(sequences=((9, 0),)))
     assert attend(lab, batch, Setup(), WHOLE).shape == (0, 3, 64)
@@ -211,6 +222,7 @@ CASES = {
     "alone-int8": partial(alone_and_in_chunks, setup=Setup(sequences=((50, 4),), cache=torch.int8, repeats=4)),
     "tree-of-a-chain": a_tree_is_the_paths_it_holds,
     "blind-row": a_row_that_sees_nothing_is_zero,
+    "padding": rows_of_no_sequence_are_left_alone,
     "no-tokens": no_tokens,
     "default-tiles": default_tiles,
 }

@@ -75,6 +75,23 @@ def sampled(lab: Any, lengths: tuple[int, ...], vocab_size: int, sharpness: floa
         lab.same(found, wanted)
 
 
+def a_draft_that_nobody_could_draw(lab: Any) -> None:
+    """p(x) = q(x) = 0, and ids outside the vocabulary: none stands."""
+    p = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    q = torch.tensor([[1.0, 0.0, 0.0]])
+    for draft in (2, -1, 3, 1 << 20):
+        tokens, counts = lab.run(
+            triton_verify_sampled,
+            lab.put(torch.tensor([draft], dtype=torch.int32)),
+            starts_of(lab, (1,)),
+            lab.put(p),
+            lab.put(q),
+            keys_of(lab, 1),
+            1,
+        )
+        assert (tokens.tolist(), counts.tolist()) == ([[1, -1]], [1])
+
+
 def alone(lab: Any) -> None:
     """A sequence verified by itself emits what it emits in a batch."""
     total, generator = sum(LENGTHS), torch.Generator().manual_seed(1)
@@ -109,6 +126,8 @@ CASES = {
         for vocab_size, sharpness, mixed in ((5, 1.0, False), (40, 2.0, True), (1500, 3.0, False), (1024, 0.5, True))
     },
     "sampled-no-drafts": partial(sampled, lengths=(0, 0), vocab_size=9, sharpness=1.0, mixed=False),
+    "sampled-many": partial(sampled, lengths=(2, 3, 1) * 12, vocab_size=6, sharpness=1.0, mixed=False),
+    "nobody": a_draft_that_nobody_could_draw,
     "alone": alone,
 }
 
