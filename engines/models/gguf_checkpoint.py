@@ -23,7 +23,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from engines.gguf_header import GGUFTensor, read_gguf_header
+from engines.gguf_header import GGUFHeaderError, GGUFTensor, read_gguf_header
 from engines.models.base import CheckpointError, ModelSpec, checked_spec
 
 VOCABULARY_KEYS = (
@@ -59,9 +59,12 @@ class GGUFCheckpoint:
     """A `Checkpoint` over one mapped GGUF file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises GGUFHeaderError or CheckpointError."""
+        """Raises CheckpointError."""
         self._path = path
-        header = read_gguf_header(path)
+        try:
+            header = read_gguf_header(path)
+        except GGUFHeaderError as error:
+            raise CheckpointError(str(error)) from error
         self._metadata = header.metadata
         self._architecture = self._text("general.architecture")
         if self._architecture not in SUPPORTED:
