@@ -1,0 +1,77 @@
+"""Loading by configuration: number formats, names, lengths, digests, the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.config import DType, ModelConfig
+from engines.models.base import CheckpointError, DecoderModel
+from engines.models.evaluate import all_logits
+from engines.models.registry import load_model
+from engines.models.tiny import write_tiny_llama
+from engines.ops.kv_cache import allocate_kv_cache
+
+
+def load(path: Path, dtype: DType = "int8", **options: object) -> DecoderModel:
+    model = load_model(ModelConfig(name="mine", path=str(path), dtype=dtype, **options))
+    assert isinstance(model, DecoderModel)
+    return model
+
+
+def logits(model: DecoderModel) -> torch.Tensor:
+    spec = model.spec
+    kv = allocate_kv_cache(spec.num_layers, 3, spec.num_kv_heads, 16, spec.head_dim)
+    return all_logits(model, torch.arange(40), kv)
+
+
+def test_the_configuration_names_and_bounds_the_model(tiny_llama_path: Path) -> None:
+    spec = load(tiny_llama_path, max_model_len=100).spec
+    assert (spec.name, spec.dtype, spec.max_model_len) == ("mine", "int8", 100)
+    assert load(tiny_llama_path).spec.max_model_len == 512
+    with pytest.raises(CheckpointError, match="max_model_len 513 is beyond the model's own 512"):
+        load(tiny_llama_path, max_model_len=513)
+
+
+def test_digests_tell_weights_and_formats_apart_and_nothing_else(tmp_path: Path, tiny_llama_path: Path) -> None:
+    digest = load(tiny_llama_path).spec.digest
+    assert len(digest) == 16
+    assert int(digest, 16) >= 0
+    assert load(tiny_llama_path, max_model_len=64).spec.digest == digest
+    assert load(write_tiny_llama(tmp_path / "copy", seed=7)).spec.digest == digest
+    assert load(write_tiny_llama(tmp_path / "other", seed=8)).spec.digest != digest
+    assert load(tiny_llama_path, "float32").spec.digest != digest
+
+
+def test_a_second_start_maps_what_the_first_packed(
+    tmp_path: Path, tiny_llama_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(tiny_llama_path, cache_dir=str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [f"{first.spec.digest}.safetensors"]
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("packed again")
+
+    monkeypatch.setattr("engines.models.registry.pack_llama", forbidden)
+    second = load(tiny_llama_path, cache_dir=str(tmp_path))
+    assert torch.equal(logits(first), logits(second))
+
+
+def test_exact_weights_are_not_cached(tmp_path: Path, tiny_llama_path: Path) -> None:
+    load(tiny_llama_path, "float32", cache_dir=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere\.gguf does not exist"):
+        load(tmp_path / "nowhere.gguf")
+
+
+@pytest.mark.model
+def test_the_demo_model_loads_from_its_cache(demo_model_path: Path, facet_cache_dir: Path) -> None:
+    spec = load(demo_model_path, cache_dir=str(facet_cache_dir / "packed")).spec
+    assert (spec.architecture, spec.num_layers, spec.vocab_size, spec.max_model_len) == ("llama", 30, 49152, 8192)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (9, 3, 64)
+    assert spec.tie_embeddings
