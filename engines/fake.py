@@ -43,14 +43,14 @@ EMBEDDING_DIMENSIONS = 8
 class Script:
     """What the fake does. `tokens` None echoes the prompt. `step_s` passes before each chunk of `chunk_tokens` tokens.
 
-    `fail_after` chunks, `error` is raised.
+    After `fail_after` chunks `error` is raised (EngineDeadError by default).
     """
 
     tokens: Sequence[int] | None = None
     chunk_tokens: int = 1
     step_s: float = 0.0
     fail_after: int | None = None
-    error: EngineError = EngineDeadError("scripted death")
+    error: EngineError | None = None
 
 
 class FakeEngine:
@@ -181,7 +181,7 @@ class FakeEngine:
         starts = range(0, len(emitted), script.chunk_tokens) or range(1)
         for number, start in enumerate(starts):
             if script.fail_after == number:
-                raise script.error
+                raise script.error or EngineDeadError("scripted death")
             # Without a delay it still lets others run, as a real engine's step would.
             await self._sleep(script.step_s)
             self._alive()

@@ -35,6 +35,8 @@ from engines.api import (
     ScoreResult,
     Usage,
 )
+from engines.config import EngineConfig
+from engines.core.build import build_core
 from engines.core.encoder import EncoderCore
 from engines.core.engine import EngineCore
 from engines.mailbox import Mailbox
@@ -290,6 +292,11 @@ class LocalEngine:
                 follower.put(batch)
         for callback in self._after_step:
             callback()
+
+
+async def load_engine(config: EngineConfig, *, clock: Callable[[], float]) -> LocalEngine:
+    """Load the model on the engine's thread. Raises EngineError with what to mend."""
+    return await LocalEngine.start(partial(build_core, config, clock=clock))
 
 
 def resolve_if_waiting(future: asyncio.Future[T], result: T) -> None:

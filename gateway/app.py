@@ -166,10 +166,9 @@ async def start_process(name: str, config: EngineConfig, model: Model, text: Tex
 
 async def start_local(name: str, config: EngineConfig, model: Model, text: TextModel, settings: Settings) -> Started:
     """A thread of this process; loads torch here."""
-    from engines.core.build import build_core
-    from engines.local import LocalEngine
+    from engines.local import load_engine
 
-    engine = await LocalEngine.start(partial(build_core, config, clock=time.monotonic))
+    engine = await load_engine(config, clock=time.monotonic)
     return engine, lambda: True
 
 
