@@ -1,9 +1,9 @@
 """A whole forward pass of a dense decoder in one call: embedding, every layer, norm and head.
 
 Contract: `forward(inputs, kv)` writes K and V of the batch's T tokens at their slots and returns logits of its R rows,
-[R, V] float32. Per layer: x += attention(rope(norm(x) Wqkv)) Wo; x += (silu(norm(x) Wgate) * (norm(x) Wup)) Wdown, every
-product by the law of `engines/ops/group_linear.py`. A row's logits are bitwise a function of its own sequence: chunking,
-neighbours and the number of threads do not show. Slots past a context are never read.
+[R, V] float32. Per layer: x += attention(rope(norm(x) Wqkv)) Wo; x += (silu(norm(x) Wgate) * (norm(x) Wup)) Wdown,
+every product by the law of `engines/ops/group_linear.py`. A row's logits are bitwise a function of its own sequence:
+chunking, neighbours and the number of threads do not show. Slots past a context are never read.
 
 The compiled kernel (`engines/ops/csrc`) runs the pass without the GIL in its own threads, prompts by blocks of rows and
 few rows by blocks of columns (`schedule.c`). The reference composes the reference ops; it rounds elsewhere (norms and
@@ -109,7 +109,7 @@ def why_unsupported(shape: DecoderShape) -> str:
 
 
 class NativeDecoder:
-    """The compiled kernel with its threads and scratch arena. One thread calls it at a time; a fork may use its copy."""
+    """The compiled kernel with its threads and scratch arena. One caller at a time; a fork may use its copy."""
 
     def __init__(self, library: ctypes.CDLL, shape: DecoderShape, weights: DecoderWeights, num_threads: int) -> None:
         """Keeps `weights`, copies none. Raises NativeUnavailableError for a model the kernels do not take."""
@@ -230,7 +230,7 @@ class ReferenceDecoder:
         for number, layer in enumerate(self._weights.layers):
             y = reference_rms_norm(x, torch.from_numpy(layer.attention_norm), self._shape.rms_norm_eps)
             q, k, v = (self._linear(number, name, y) for name in ("q", "k", "v"))
-            q, k, v = (t.unflatten(1, (-1, self._shape.heads.head_dim)) for t in (q, k, v))
+            q, k, v = (t.reshape(t.shape[0], -1, self._shape.heads.head_dim) for t in (q, k, v))
             mixed = step.attend(number, reference_rope(q, cos, sin), reference_rope(k, cos, sin), v)
             x = x + self._linear(number, "o", mixed)
             y = reference_rms_norm(x, torch.from_numpy(layer.mlp_norm), self._shape.rms_norm_eps)

@@ -1,14 +1,14 @@
 """y = x W^T + b with weights in groups (`engines/quant/group.py`) and activations in 8 bits a group of 32.
 
 Contract: x [M, K] float32, W a GroupQuant [N, K] with K a multiple of 32 and a group of 16 or a multiple of 32 -> y
-[M, N] float32. For each row and each 32 inputs, s = max|x| / 127 and a = round(x / s) (nearest even; a group below 1e-30
-is zero); then for each weight group g in order, all float32:
+[M, N] float32. For each row and each 32 inputs, s = max|x| / 127 and a = round(x / s) (nearest even; a group below
+1e-30 is zero); then for each weight group g in order, all float32:
 
     y = fma(s, fma(d, dot(q, a), m * sum(a)), y)          after the last group: y + b
 
-The two integers are exact, so a row's bits depend on that row alone: not on M, neighbours or threads. The sum of codes,
-not of x, meets m: the error of rounding x is then weighted by w = d * q + m and not by the larger d * q. A row with a NaN
-or an infinity gives NaNs in its outputs.
+The two integers are exact, so a row's bits depend on that row alone: not on M, neighbours or threads. The sum of
+codes, not of x, meets m: the error of rounding x is then weighted by w = d * q + m and not by the larger d * q. A row
+with a NaN or an infinity gives NaNs in its outputs.
 
 Layout of the compiled kernel ("panels"): `engines/ops/csrc/facet_native.h`. Read next: `engines/ops/decoder.py`.
 """

@@ -1,8 +1,8 @@
 """The compiled CPU kernels (`engines/ops/csrc`): found, checked, and declared for ctypes. Calls release the GIL.
 
-An installation builds the library when there is a C compiler; without one Facet runs its torch kernels. In a working tree
-`python -m engines.ops.native build` compiles in place. A library is used only if its ABI number and the sizes of its
-structures are the ones declared here, and if the processor has what it was compiled for. Knows nothing of models.
+Facet runs its torch kernels without them, and no model uses them yet. `python -m engines.ops.native build` compiles
+in place. A library is used only if its ABI number and the sizes of its structures are the ones declared here, and if
+the processor has what it was compiled for. Knows nothing of models.
 
 Read next: `engines/ops/csrc/facet_native.h`, `engines/ops/group_linear.py`, `engines/ops/decoder.py`.
 """

@@ -54,6 +54,9 @@ void load_keys(const key_rows *tile, int32_t head_dim, float *scratch)
                 here[i] = rows[i] + k;
             transpose8(here, scratch + k * KEY_TILE + 8 * v);
         }
+        for (int32_t i = 8 * v; i < 8 * v + 8 && i < tile->count; i++)
+            for (int32_t k = 0; k < head_dim; k += 16)
+                _mm_prefetch((const char *)(tile->values[i] + k), _MM_HINT_T0);
         if (8 * v + 8 >= tile->count && (v + 1) % 4 == 0)
             break; /* score tiles read up to four vectors at a time */
     }
@@ -109,8 +112,8 @@ static void soften(float *scores, int32_t visible, int32_t vectors, float *m, fl
 }
 
 /* Sums of weight * value over `count` keys in order, N vectors of the head from column `at` on, for R queries. */
-FACET_INLINE void mix(const int R, const int N, const float *weights, const key_rows *tile, int32_t count, int32_t at,
-                      float *const *to)
+FACET_INLINE void mix(const int R, const int N, const float *weights, const key_rows *tile, const key_rows *next,
+                      int32_t count, int32_t at, float *const *to)
 {
     __m256 sums[ROW_TILE][4];
 #pragma GCC unroll 6
@@ -119,6 +122,9 @@ FACET_INLINE void mix(const int R, const int N, const float *weights, const key_
             sums[r][n] = _mm256_setzero_ps();
     for (int32_t key = 0; key < count; key++) {
         const float *row = tile->values[key] + at;
+        if (next && key < next->count)
+            for (int n = 0; n < 8 * N; n += 16)
+                _mm_prefetch((const char *)(next->keys[key] + at + n), _MM_HINT_T0);
         __m256 value[4];
         for (int n = 0; n < N; n++)
             value[n] = _mm256_loadu_ps(row + 8 * n);
@@ -137,7 +143,8 @@ FACET_INLINE void mix(const int R, const int N, const float *weights, const key_
 
 /* R queries against the tile, partials into to[r]. N vectors at a time keep the register file full. */
 FACET_INLINE void attend_rows(const int R, const int N, const float *const *q, const int32_t *visible,
-                              const key_rows *tile, int32_t head_dim, float *scratch, float *const *to)
+                              const key_rows *tile, const key_rows *next, int32_t head_dim, float *scratch,
+                              float *const *to)
 {
     float *scores = scratch + (int64_t)head_dim * KEY_TILE;
     int32_t most = 1;
@@ -149,24 +156,24 @@ FACET_INLINE void attend_rows(const int R, const int N, const float *const *q, c
     for (int r = 0; r < R; r++)
         soften(scores + r * KEY_TILE, visible[r], vectors, &to[r][0], &to[r][1]);
     for (int32_t at = 0; at < head_dim; at += 8 * N)
-        mix(R, N, scores, tile, most, at, to);
+        mix(R, N, scores, tile, next, most, at, to);
 }
 
 static void attend_some(int32_t rows, const float *const *q, const int32_t *visible, const key_rows *tile,
-                        int32_t head_dim, float *scratch, float *const *to)
+                        const key_rows *next, int32_t head_dim, float *scratch, float *const *to)
 {
     switch (rows) {
-    case 1: attend_rows(1, 4, q, visible, tile, head_dim, scratch, to); break;
-    case 2: attend_rows(2, 4, q, visible, tile, head_dim, scratch, to); break;
-    case 3: attend_rows(3, 4, q, visible, tile, head_dim, scratch, to); break;
-    case 4: attend_rows(4, 2, q, visible, tile, head_dim, scratch, to); break;
-    case 5: attend_rows(5, 2, q, visible, tile, head_dim, scratch, to); break;
-    default: attend_rows(6, 2, q, visible, tile, head_dim, scratch, to); break;
+    case 1: attend_rows(1, 4, q, visible, tile, next, head_dim, scratch, to); break;
+    case 2: attend_rows(2, 4, q, visible, tile, next, head_dim, scratch, to); break;
+    case 3: attend_rows(3, 4, q, visible, tile, next, head_dim, scratch, to); break;
+    case 4: attend_rows(4, 2, q, visible, tile, next, head_dim, scratch, to); break;
+    case 5: attend_rows(5, 2, q, visible, tile, next, head_dim, scratch, to); break;
+    default: attend_rows(6, 2, q, visible, tile, next, head_dim, scratch, to); break;
     }
 }
 
 void attend_tile(const float *const *q, const int32_t *visible, const uint8_t *fresh, int32_t num_queries,
-                 const key_rows *tile, int32_t head_dim, float *states, float *scratch)
+                 const key_rows *tile, const key_rows *next, int32_t head_dim, float *states, float *scratch)
 {
     float partials[ROW_TILE][MAX_HEAD_DIM + 2];
     const int32_t size = head_dim + 2;
@@ -175,7 +182,7 @@ void attend_tile(const float *const *q, const int32_t *visible, const uint8_t *f
         float *to[ROW_TILE];
         for (int32_t r = 0; r < rows; r++)
             to[r] = fresh[i + r] ? states + (int64_t)(i + r) * size : partials[r];
-        attend_some(rows, q + i, visible + i, tile, head_dim, scratch, to);
+        attend_some(rows, q + i, visible + i, tile, i ? NULL : next, head_dim, scratch, to);
         for (int32_t r = 0; r < rows; r++)
             if (!fresh[i + r])
                 fold_state(states + (int64_t)(i + r) * size, partials[r], head_dim);

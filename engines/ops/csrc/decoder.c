@@ -77,7 +77,8 @@ int32_t facet_linear(facet_pool *pool, const facet_matrix *matrix, const float *
         return FACET_BAD_MODEL;
     if (num_rows == 0)
         return FACET_OK;
-    const size_t K = (size_t)matrix->num_inputs, rows = (size_t)num_rows, groups = K / GROUP;
+    const size_t K = (size_t)matrix->num_inputs, groups = K / GROUP;
+    const size_t rows = ((size_t)num_rows + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
     const size_t scratch_bytes = (expanded_bytes(matrix) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     const size_t bytes = scratch_bytes * (size_t)pool_size(pool) + rows * (K + 16 * groups);
     uint8_t *memory = map_bytes(bytes);

@@ -13,18 +13,19 @@ enum {
     KEY_TILE = 64,    /* keys whose softmax is one partial result; a multiple of 8 */
     MAX_HEAD_DIM = 256,
     ROW_TILE = 6,     /* rows a register tile */
-    MOST_ROWS = 48,   /* rows that one pass over a panel takes; a multiple of ROW_TILE */
+    MOST_ROWS = 48,   /* rows that one pass over a panel takes */
     MAX_WORKERS = 256,
     ALIGNMENT = 64,
 };
 
-/* Activations [M, K] as codes: x ~ scales[m, k / 32] * codes[m, k]; sums of codes a group of 32 and of 16. */
+/* Activations [M, K] as codes: x ~ scale[m, k / 32] * code[m, k], with sums of codes a group of 32 and of 16. Rows lie
+ * in tiles of ROW_TILE, those of a tile side by side, so that a tile is read straight on. */
 typedef struct {
-    int8_t *codes;     /* [M, K] */
-    float *scales;     /* [M, K / 32] */
-    float *sums;       /* [M, K / 32] */
-    float *half_sums;  /* [M, K / 16] */
-    int32_t width;     /* K */
+    int8_t *codes;    /* [M / 6, K / 4, 6, 4] */
+    float *scales;    /* [M / 6, K / 32, 6] */
+    float *sums;      /* [M / 6, K / 32, 6] */
+    float *half_sums; /* [M / 6, K / 16, 6] */
+    int32_t width;    /* K */
 } quantized;
 
 /* rows.c */
@@ -36,7 +37,7 @@ void rotate_head(const float *x, const float *cos, const float *sin, int32_t hea
 void copy_floats(float *to, const float *from, int64_t count);
 
 /* linear.c. Rows first..first+count of `x` through panels p0..p1; `target` row i is at to + i * stride, its column 0 is
- * output p0 * 8 (rows count from `first`). ADD adds to what is there. `scratch` has expanded_bytes(matrix) bytes.
+ * output p0 * 8 (rows count from `first`, a multiple of ROW_TILE). ADD adds to what is there. `scratch` has expanded_bytes(matrix) bytes.
  * linear_pair takes at most MOST_ROWS rows. */
 typedef enum { STORE, ADD } sink_kind;
 typedef struct {
@@ -64,9 +65,9 @@ typedef struct {
 size_t attention_scratch_floats(int32_t head_dim);
 void load_keys(const key_rows *tile, int32_t head_dim, float *scratch);
 /* `num_queries` queries (q[i]: D floats, scaled) over the tile that `load_keys` put into scratch; query i sees its
- * first visible[i] >= 1 keys. The partial of query i is folded into state i, of D + 2 floats; fresh[i] starts it. */
+ * first visible[i] >= 1 keys. Keys of `next` (or NULL) are fetched meanwhile. The partial of query i is folded into state i, of D + 2 floats; fresh[i] starts it. */
 void attend_tile(const float *const *q, const int32_t *visible, const uint8_t *fresh, int32_t num_queries,
-                 const key_rows *tile, int32_t head_dim, float *states, float *scratch);
+                 const key_rows *tile, const key_rows *next, int32_t head_dim, float *states, float *scratch);
 void fold_state(float *into, const float *partial, int32_t head_dim);
 void finish_state(const float *state, int32_t head_dim, float *y);
 

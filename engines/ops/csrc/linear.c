@@ -57,7 +57,8 @@ size_t expanded_bytes(const facet_matrix *matrix)
     return (size_t)matrix->num_inputs * 16 + (size_t)(matrix->num_inputs / 16) * 2 * 16 * sizeof(float);
 }
 
-static void expand_codes(const uint8_t *from, int32_t bits, int32_t num_inputs, uint8_t *to)
+/* `ahead` bytes further on lies what is expanded next: fetched meanwhile, while a dozen tiles are computed. */
+static void expand_codes(const uint8_t *from, int32_t bits, int32_t num_inputs, int64_t ahead, uint8_t *to)
 {
     const __m256i nibble = _mm256_set1_epi8(15);
     /* 4 bits: the halves of a byte are steps 2 p and 2 p + 1 of one stream. 8 bits: one step of two streams. */
@@ -65,16 +66,18 @@ static void expand_codes(const uint8_t *from, int32_t bits, int32_t num_inputs, 
     for (int32_t i = 0; i < num_inputs * bits / 32; i++) {
         __m256i both = _mm256_load_si256((const __m256i *)(from + 32 * (int64_t)i));
         uint8_t *at = to + (bits == 4 ? 128 : 64) * (int64_t)i;
+        _mm_prefetch((const char *)from + 32 * (int64_t)i + ahead, _MM_HINT_T1);
         _mm256_store_si256((__m256i *)at, _mm256_and_si256(both, nibble));
         _mm256_store_si256((__m256i *)(at + next_half), _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
     }
 }
 
-static void expand_scales(const facet_matrix *matrix, const uint8_t *scales, int32_t panels, float *to)
+static void expand_scales(const facet_matrix *matrix, const uint8_t *scales, int32_t panels, int64_t ahead, float *to)
 {
     const int32_t width = part_width(matrix);
     for (int32_t part = 0; part < matrix->num_inputs / width; part++) {
         __m256 d, m;
+        _mm_prefetch((const char *)scales + 32 * (int64_t)part + ahead, _MM_HINT_T1);
         packed_scales(matrix, scales, part * width / matrix->group, &d, &m);
         _mm256_store_ps(to + (int64_t)part * panels * 16, d);
         _mm256_store_ps(to + (int64_t)part * panels * 16 + 8, m);
@@ -92,8 +95,8 @@ static void run_rows(const facet_matrix *matrix, const uint8_t *const data[2], i
         float *scales = (float *)(scratch + 16 * (int64_t)K);
         const int32_t panels = bits == 4 ? 2 : 1;
         for (int32_t p = 0; p < panels; p++) {
-            expand_codes(data[p], bits, K, scratch + 32 * p);
-            expand_scales(matrix, w.scales[p], panels, scales + 16 * p);
+            expand_codes(data[p], bits, K, ahead, scratch + 32 * p);
+            expand_scales(matrix, w.scales[p], panels, ahead, scales + 16 * p);
         }
         w = (tile_weights){{scratch, scratch}, {(const uint8_t *)scales, (const uint8_t *)scales}, 0};
     }
@@ -101,7 +104,7 @@ static void run_rows(const facet_matrix *matrix, const uint8_t *const data[2], i
     for (int32_t row = 0; row < count; row += ROW_TILE) {
         int32_t rows = count - row < ROW_TILE ? count - row : ROW_TILE;
         tile_rows at = {x->codes + (first + row) * K, x->scales + (first + row) * (K / GROUP),
-                        sums + (first + row) * (K / width), K, K / GROUP, K / width};
+                        sums + (first + row) * (K / width)};
         float *to = out + 16 * (int64_t)row;
         if (bits == 4 && width == GROUP)
             (direct ? direct_4_32 : expanded_4_32)(rows, matrix, &w, &at, to);
@@ -140,7 +143,8 @@ void linear_panels(const facet_matrix *matrix, const quantized *x, int64_t first
         const uint8_t *data[2] = {one, step == 2 && p + 1 < p1 ? one + matrix->panel_bytes : one};
         const int32_t output = p * PANEL, left = matrix->num_outputs - output;
         const int32_t here = (p + step < p1 ? step : p1 - p) * PANEL, n = left < here ? left : here;
-        const int64_t ahead = p + step < p1 ? step * matrix->panel_bytes : 0;
+        /* The panels after this chunk's are fetched too: some thread takes them next. */
+        const int64_t ahead = step * matrix->panel_bytes;
         for (int32_t row = 0; row < count; row += MOST_ROWS) {
             const int32_t rows = count - row < MOST_ROWS ? count - row : MOST_ROWS;
             run_rows(matrix, data, ahead, x, first + row, rows, out, scratch);
@@ -162,7 +166,7 @@ void linear_pair(const facet_matrix *one, const facet_matrix *two, const quantiz
                  int32_t p, float *to, uint8_t *scratch)
 {
     const uint8_t *data[2] = {one->data + p * one->panel_bytes, two->data + p * two->panel_bytes};
-    const int64_t ahead = p + 1 < num_panels(one) ? one->panel_bytes : 0;
+    const int64_t ahead = one->panel_bytes;
     if (one->code_bits == 4 && same_format(one, two)) {
         run_rows(one, data, ahead, x, first, count, to, scratch);
     } else { /* each alone; a single 4-bit panel runs beside itself */

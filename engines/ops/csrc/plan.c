@@ -61,6 +61,7 @@ static float *take_floats(arena *from, int64_t count)
 static quantized take_quantized(arena *from, int64_t rows, int32_t width)
 {
     quantized q;
+    rows = (rows + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
     q.codes = take(from, (size_t)(rows * width), 1);
     q.scales = take_floats(from, rows * (width / GROUP));
     q.sums = take_floats(from, rows * (width / GROUP));

@@ -30,7 +30,7 @@ FACET_INLINE float largest32(__m256 a, __m256 b, __m256 c, __m256 d)
 
 void quantize_group(const float *x, quantized *to, int64_t row, int32_t group)
 {
-    const int32_t num_groups = to->width / GROUP;
+    const int64_t tile = row / ROW_TILE, place = row % ROW_TILE, groups = to->width / GROUP;
     __m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + 8);
     __m256 c = _mm256_loadu_ps(x + 16), d = _mm256_loadu_ps(x + 24);
     float largest = largest32(a, b, c, d), scale = 0.0f, inverse = 0.0f;
@@ -43,15 +43,19 @@ void quantize_group(const float *x, quantized *to, int64_t row, int32_t group)
     __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(c, by)), _mm256_cvtps_epi32(_mm256_mul_ps(d, by)));
     __m256i codes = _mm256_packs_epi16(ab, cd); /* the packs work within halves: put the fours back in order */
     codes = _mm256_permutevar8x32_epi32(codes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256((__m256i *)(to->codes + row * to->width + (int64_t)group * GROUP), codes);
+    int32_t fours[GROUP / 4];
+    _mm256_storeu_si256((__m256i *)fours, codes);
+    int8_t *at = to->codes + tile * ROW_TILE * to->width + (group * (int64_t)GROUP / 4 * ROW_TILE + place) * 4;
+    for (int32_t i = 0; i < GROUP / 4; i++)
+        memcpy(at + i * ROW_TILE * 4, &fours[i], 4);
     __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
     int32_t low, high;
     half_totals(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), &low, &high);
-    int64_t at = row * num_groups + group;
-    to->scales[at] = scale;
-    to->sums[at] = (float)(low + high);
-    to->half_sums[2 * at] = (float)low;
-    to->half_sums[2 * at + 1] = (float)high;
+    const int64_t g = tile * groups + group;
+    to->scales[g * ROW_TILE + place] = scale;
+    to->sums[g * ROW_TILE + place] = (float)(low + high);
+    to->half_sums[2 * g * ROW_TILE + place] = (float)low;
+    to->half_sums[(2 * g + 1) * ROW_TILE + place] = (float)high;
 }
 
 void quantize_row(const float *x, quantized *to, int64_t row)

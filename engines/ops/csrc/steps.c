@@ -87,7 +87,8 @@ static void attend_tiles(struct pass *pass, int32_t layer, const int32_t *rows, 
     const facet_model *model = pass->model;
     const int32_t D = model->head_dim, H = model->num_heads, repeats = H / model->num_kv_heads;
     const int32_t last = pass->batch->positions[rows[item->count - 1]], size = D + 2;
-    key_rows tile;
+    key_rows tiles[2]; /* this one and the next */
+    find_tile(pass, layer, item->head, pass->sequence[rows[0]], item->tile0, last + 1, &tiles[item->tile0 % 2]);
     for (int32_t t = item->tile0; t < item->tile1; t++) {
         int32_t first = 0, queries = 0;
         while (pass->batch->positions[rows[first]] < t * KEY_TILE)
@@ -99,10 +100,12 @@ static void attend_tiles(struct pass *pass, int32_t layer, const int32_t *rows, 
                 w->visible[queries] = seen < KEY_TILE ? seen : KEY_TILE;
                 w->fresh[queries] = partials != NULL || t == 0;
             }
-        find_tile(pass, layer, item->head, pass->sequence[rows[0]], t, last + 1, &tile);
-        load_keys(&tile, D, w->attention);
+        key_rows *tile = &tiles[t % 2], *next = t + 1 < item->tile1 ? &tiles[(t + 1) % 2] : NULL;
+        if (next)
+            find_tile(pass, layer, item->head, pass->sequence[rows[0]], t + 1, last + 1, next);
+        load_keys(tile, D, w->attention);
         float *states = partials ? partials + (int64_t)(t - item->tile0) * item->count * repeats * size : w->states;
-        attend_tile(w->queries, w->visible, w->fresh, queries, &tile, D, states + (int64_t)first * repeats * size,
+        attend_tile(w->queries, w->visible, w->fresh, queries, tile, next, D, states + (int64_t)first * repeats * size,
                     w->attention);
     }
 }

@@ -14,28 +14,25 @@
 #include "internal.h"
 #include "vector.h"
 
-/* Where a tile reads its rows: codes and scales of row 0, and strides between rows. */
+/* A tile of a `quantized`; `sums` are of 32 or of 16 inputs, whichever the weights need. */
 typedef struct {
     const int8_t *codes;
     const float *scales;
     const float *sums;
-    int64_t code_stride;
-    int64_t scale_stride;
-    int64_t sum_stride;
 } tile_rows;
 
 /* One or two panels: code streams and scale streams. `scales` are per weight group, or expanded floats. */
 typedef struct {
     const uint8_t *codes[2];
     const uint8_t *scales[2];
-    int64_t ahead; /* bytes from here to what will be read next, for prefetching; 0: do not */
+    int64_t ahead; /* bytes from here to what will be read next (a prefetch past the end is harmless) */
 } tile_weights;
 
 typedef enum { EXPANDED, PACKED } code_source;
 
 /* acc[r][s] = int16 sums of `steps` steps of 4 inputs, from step `at` on; `bits` and `source` are constants. */
 FACET_INLINE void dot_steps(const int R, const int bits, const code_source source, const tile_weights *w,
-                            const int8_t *a, int64_t stride, int32_t at, const int steps, __m256i acc[][2])
+                            const int8_t *a, int32_t at, const int steps, __m256i acc[][2])
 {
     const __m256i nibble = _mm256_set1_epi8(15);
     __m256i w0, w1, high0 = nibble, high1 = nibble;
@@ -62,10 +59,12 @@ FACET_INLINE void dot_steps(const int R, const int bits, const code_source sourc
         }
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-            __m256i four = broadcast4(a + r * stride + 4 * (int64_t)(at + s));
+            __m256i four = broadcast4(a + ((int64_t)(at + s) * ROW_TILE + r) * 4);
             __m256i p0 = _mm256_maddubs_epi16(w0, four), p1 = _mm256_maddubs_epi16(w1, four);
             acc[r][0] = s == 0 ? p0 : _mm256_add_epi16(acc[r][0], p0);
             acc[r][1] = s == 0 ? p1 : _mm256_add_epi16(acc[r][1], p1);
+            FACET_KEEP(acc[r][0]);
+            FACET_KEEP(acc[r][1]);
         }
     }
 }
@@ -110,7 +109,7 @@ FACET_INLINE void run_tile(const int R, const int bits, const code_source source
         total[r][0] = total[r][1] = _mm256_setzero_ps();
     for (int32_t part = 0; part < num_parts; part++) {
         __m256i acc[ROW_TILE][2];
-        if (source == PACKED && w->ahead) {
+        if (source == PACKED) {
             for (int p = 0; p < panels; p++) {
                 const uint8_t *next = w->codes[p] + (int64_t)part * steps * 4 * bits + w->ahead;
                 for (int line = 0; line < width * bits; line += 64)
@@ -118,7 +117,7 @@ FACET_INLINE void run_tile(const int R, const int bits, const code_source source
                 _mm_prefetch((const char *)w->scales[p] + (int64_t)part * 32 + w->ahead, _MM_HINT_T0);
             }
         }
-        dot_steps(R, bits, source, w, x->codes, x->code_stride, part * steps, steps, acc);
+        dot_steps(R, bits, source, w, x->codes, part * steps, steps, acc);
         __m256 d[2], m[2];
         for (int p = 0; p < panels; p++) {
             if (source == EXPANDED) {
@@ -129,17 +128,17 @@ FACET_INLINE void run_tile(const int R, const int bits, const code_source source
                 packed_scales(matrix, w->scales[p], part * width / weight_group, &d[p], &m[p]);
             }
         }
-        const float *scales = x->scales + part * width / GROUP, *sums = x->sums + part;
+        const float *scales = x->scales + (int64_t)(part * width / GROUP) * ROW_TILE;
+        const float *sums = x->sums + (int64_t)part * ROW_TILE;
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-            const float *scale = scales + r * x->scale_stride, *sum = sums + r * x->sum_stride;
             __m256i one = _mm256_madd_epi16(acc[r][0], ones), two = _mm256_madd_epi16(acc[r][1], ones);
             if (bits == 4) {
-                total[r][0] = add_share(total[r][0], one, d[0], m[0], scale, sum);
-                total[r][1] = add_share(total[r][1], two, d[1], m[1], scale, sum);
+                total[r][0] = add_share(total[r][0], one, d[0], m[0], scales + r, sums + r);
+                total[r][1] = add_share(total[r][1], two, d[1], m[1], scales + r, sums + r);
             } else {
                 one = _mm256_add_epi32(one, _mm256_slli_epi32(two, 4));
-                total[r][0] = add_share(total[r][0], one, d[0], m[0], scale, sum);
+                total[r][0] = add_share(total[r][0], one, d[0], m[0], scales + r, sums + r);
             }
         }
     }

@@ -8,6 +8,10 @@
 
 #define FACET_INLINE static inline __attribute__((always_inline))
 
+/* Keep v in its register here: the compiler may not fold, reorder or spread the sums that lead to it. Left alone, gcc
+ * turns long chains of integer additions into trees and spills the terms. */
+#define FACET_KEEP(v) __asm__("" : "+x"(v))
+
 FACET_INLINE __m256i broadcast4(const int8_t *bytes)
 {
     int32_t four;
