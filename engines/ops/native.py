@@ -131,7 +131,7 @@ STATUS = {1: "no memory", 2: "the model's numbers are ones the kernels do not ta
 
 def open_library(folder: Path = HERE) -> ctypes.CDLL:
     """The library in `folder`, checked and declared. Raises NativeUnavailableError."""
-    found = sorted(folder.glob(LIBRARY_PATTERN))
+    found = sorted(folder.glob(LIBRARY_PATTERN), key=lambda path: path.stat().st_mtime, reverse=True)
     if not found:
         raise NativeUnavailableError(
             f"no {LIBRARY_PATTERN} in {folder}: it is built at install where there is a C compiler for x86-64"

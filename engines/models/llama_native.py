@@ -1,0 +1,226 @@
+"""Llama-family dense decoder through the compiled kernels: the checkpoint's own bits, a whole pass in one call.
+
+GGUF's group formats keep their bits (`engines/quant/ggml.py`); float tensors become 8-bit codes in groups of 32. The
+packed form is written once to the cache and mapped afterwards, so that a start reads it once and forks and replicas
+share its pages. Where the kernels cannot run (`why_not`) `engines/models/registry.py` takes the torch path. Knows
+nothing of requests, sampling or scheduling.
+
+Read next: `engines/ops/decoder.py`, `engines/ops/group_linear.py`, `engines/models/base.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engines.config import ModelConfig
+from engines.layers.forward_batch import ForwardBatch
+from engines.models.base import Checkpoint, CheckpointError, ModelSpec
+from engines.models.packing import check_llama
+from engines.ops import decoder, native
+from engines.ops.attention import Heads
+from engines.ops.group_linear import GROUP, PackedMatrix, pack_panels
+from engines.ops.kv_cache import KVCache
+from engines.quant.ggml import CONVERSIONS, from_ggml
+from engines.quant.group import GroupQuant, quantize_groups
+from engines.quant.packed_file import PackedFileError, read_packed, write_packed
+
+# Part of every digest: a change of what is packed, or of the arithmetic that runs it, is another number format.
+NATIVE_VERSION = 1
+Arrays = dict[str, npt.NDArray[Any]]
+PROJECTIONS = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+log = logging.getLogger(__name__)
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a PackedMatrix is not its bytes."""
+
+    num_outputs: int
+    num_inputs: int
+    bits: int
+    group: int
+    scale_bytes: int
+    has_minima: bool
+    zero: float
+
+
+def why_not(checkpoint: Checkpoint) -> str:
+    """Why the compiled kernels cannot run this checkpoint here; empty if they can."""
+    spec = checkpoint.spec
+    if spec.task != "generate":
+        return f"{spec.name} is not a decoder"
+    return native.why_not() or decoder.why_unsupported(_shape(spec, spec.max_model_len))
+
+
+def load(config: ModelConfig, checkpoint: Checkpoint) -> NativeLlama:
+    """Map the packed weights, or pack them first. Raises CheckpointError, saying why the kernels cannot run it."""
+    reason = why_not(checkpoint)
+    if reason:
+        raise CheckpointError(f"{config.name}: dtype native cannot run: {reason}")
+    check_llama(checkpoint)
+    spec = _running_spec(config, checkpoint)
+    arrays, facts = _load_or_pack(config.cache_dir, f"{spec.digest}-{spec.dtype}", checkpoint)
+    weights = _weights(spec, arrays, msgspec.convert(facts, dict[str, Facts]))
+    return NativeLlama(spec, weights, config.num_threads or torch.get_num_threads())
+
+
+class NativeLlama:
+    """A `DecoderModel`. Threads start at the first `forward`, in the process that calls it."""
+
+    def __init__(self, spec: ModelSpec, weights: decoder.DecoderWeights, num_threads: int) -> None:
+        """Keeps `weights`, copies none."""
+        self._spec = spec
+        self._weights = weights
+        self._decoder = decoder.NativeDecoder(
+            native.open_library(), _shape(spec, spec.max_model_len), weights, num_threads
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Constant."""
+        return self._spec
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed matrices."""
+        return self._weights.num_bytes
+
+    def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
+        """See `DecoderModel.forward`: [R, V] float32."""
+        return self._decoder.forward(batch, kv)
+
+
+def _shape(spec: ModelSpec, max_positions: int) -> decoder.DecoderShape:
+    return decoder.DecoderShape(
+        heads=Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim),
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        vocab_size=spec.vocab_size,
+        max_positions=max_positions,
+        rms_norm_eps=spec.rms_norm_eps,
+        rope_theta=spec.rope_theta,
+    )
+
+
+def _running_spec(config: ModelConfig, checkpoint: Checkpoint) -> ModelSpec:
+    facts = checkpoint.spec
+    limit = config.max_model_len or facts.max_model_len
+    if limit > facts.max_model_len:
+        raise CheckpointError(f"{config.name}: max_model_len {limit} is beyond the model's own {facts.max_model_len}")
+    dtype = f"native-{_main_format(checkpoint)}"
+    identity = f"{facts.digest}|{dtype}|{NATIVE_VERSION}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return msgspec.structs.replace(facts, name=config.name, dtype=dtype, max_model_len=limit, digest=digest)
+
+
+def _main_format(checkpoint: Checkpoint) -> str:
+    """The format of most projection weights: "q4_1", or "q8" for what was float."""
+    counts = Counter[str]()
+    for name in checkpoint.names():
+        if name.endswith("_proj.weight"):
+            kind = checkpoint.raw(name)[0]
+            counts[kind.lower() if kind in CONVERSIONS else "q8"] += int(np.prod(checkpoint.shape(name)))
+    return counts.most_common(1)[0][0]
+
+
+def _load_or_pack(cache_dir: str, key: str, checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and facts of all weights, mapped from the cache if there is one."""
+    if not cache_dir:
+        return _pack(checkpoint)
+    path = Path(cache_dir) / f"{key}.packed"
+    if path.is_file():
+        try:
+            return read_packed(path, key)
+        except (PackedFileError, OSError) as error:
+            log.warning("packed weights will be packed again: %s", error)
+    arrays, facts = _pack(checkpoint)
+    try:
+        write_packed(path, key, arrays, facts)
+        return read_packed(path, key)
+    except (PackedFileError, OSError) as error:
+        log.warning("packed weights are not cached: %s", error)
+        return arrays, facts
+
+
+def _pack(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
+    arrays: Arrays = {}
+    facts: dict[str, Any] = {}
+
+    def put(target: str, source: str) -> None:
+        packed = pack_panels(_quant(checkpoint, source))
+        arrays[target] = packed.data
+        facts[target] = msgspec.to_builtins(
+            Facts(
+                num_outputs=packed.num_outputs,
+                num_inputs=packed.num_inputs,
+                bits=packed.bits,
+                group=packed.group,
+                scale_bytes=packed.scale_bytes,
+                has_minima=packed.has_minima,
+                zero=packed.zero,
+            )
+        )
+
+    present = frozenset(checkpoint.names())
+    for layer in range(checkpoint.spec.num_layers):
+        source, target = f"model.layers.{layer}", f"layers.{layer}"
+        for name, projection in PROJECTIONS.items():
+            put(f"{target}.{name}", f"{source}.{projection}.weight")
+            bias = f"{source}.{projection}.bias"
+            if bias in present:
+                arrays[f"{target}.{name}.bias"] = checkpoint.float32(bias).numpy()
+        for name, norm in NORMS.items():
+            arrays[f"{target}.{name}"] = checkpoint.float32(f"{source}.{norm}.weight").numpy()
+    put("embedding", EMBEDDING)
+    if not checkpoint.spec.tie_embeddings:
+        put("head", HEAD)
+    arrays["norm"] = checkpoint.float32(NORM).numpy()
+    return arrays, facts
+
+
+def _quant(checkpoint: Checkpoint, name: str) -> GroupQuant:
+    kind, rows = checkpoint.raw(name)
+    if kind in CONVERSIONS:
+        return from_ggml(kind, rows)
+    return quantize_groups(checkpoint.float32(name).numpy(), GROUP)
+
+
+def _weights(spec: ModelSpec, arrays: Arrays, facts: Mapping[str, Facts]) -> decoder.DecoderWeights:
+    def matrix(name: str) -> PackedMatrix:
+        return PackedMatrix(data=arrays[name], **msgspec.structs.asdict(facts[name]))
+
+    layers = tuple(
+        decoder.LayerWeights(
+            matrices={name: matrix(f"layers.{layer}.{name}") for name in PROJECTIONS},
+            biases={
+                name: arrays[f"layers.{layer}.{name}.bias"]
+                for name in PROJECTIONS
+                if f"layers.{layer}.{name}.bias" in arrays
+            },
+            attention_norm=arrays[f"layers.{layer}.attention_norm"],
+            mlp_norm=arrays[f"layers.{layer}.mlp_norm"],
+        )
+        for layer in range(spec.num_layers)
+    )
+    embedding = matrix("embedding")
+    head = matrix("head") if "head" in facts else embedding
+    return decoder.DecoderWeights(layers, embedding, head, arrays["norm"])
