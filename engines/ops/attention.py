@@ -9,12 +9,11 @@ step; `step.attend(layer, q [T, H, D], k [T, G, D], v [T, G, D])` writes k and v
 alone: not on its neighbours, nor on how its prompt was cut into steps. Slots past a sequence's context are never
 trusted: they may hold anything, NaN included.
 
-The CPU kernel gets there by computing every row in one fixed shape. Queries go in tiles of Q consecutive positions,
-aligned to multiples of Q, so a (position, head) always has the same place in a tile of Q x R rows; keys go in splits of
-512, padded and masked; the products of one tile then have one shape whatever else is in the batch, and torch's flash
-kernel runs each on one thread. Padding keys are finite and masked, hence exact no-ops. For short contexts 512 is a
-waste, so shorter paddings are used too, but only those that a probe has seen give the same bits on this host: whether
-they do is up to the order in which its BLAS sums.
+The CPU kernel gets there by computing every row in a shape that follows from its position alone. Queries go in tiles of
+Q consecutive positions, aligned to multiples of Q, so a (position, head) always has the same place in a tile of Q x R
+rows; it sees a number of keys, padded and masked, that depends on its position (`padded_keys`). The products of a tile
+then have one shape whatever else is in the batch, and torch's flash kernel runs each on one thread. Padding keys are
+finite and masked, hence exact no-ops.
 
 Sources: FlashAttention-2, https://arxiv.org/abs/2307.08691; block tables: https://arxiv.org/abs/2309.06180.
 Read next: `engines/layers/attention.py`.
@@ -30,13 +29,12 @@ import torch
 
 from engines.ops.kv_cache import KVCache
 
-# torch's CPU flash kernel walks keys in splits of 512 (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
-KEY_SPLIT_TOKENS = 512
-SHORT_SPLITS_TOKENS = (128, 256, 384)
+# Steps of the padding: torch's CPU flash kernel walks keys in splits of 512, and below that finer steps save work.
+LONG_STEP_TOKENS = 512
+SHORT_STEP_TOKENS = 128
 QUERY_TILE_ROWS = 16
 # Gathered keys of one call stay near this size, so that they are still in the cache when they are read.
 GATHER_BYTES = 2 << 20
-PROBE_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +120,13 @@ class CpuAttention:
     """The kernel described at the top."""
 
     def __init__(self, heads: Heads) -> None:
-        """Probes this host's paddings (about a millisecond)."""
+        """See `Heads`."""
         self._heads = heads
         self._tile = query_tile(heads.repeats)
-        self._splits = probe_splits(heads)
 
     def begin(self, inputs: AttentionInputs, kv: KVCache) -> AttentionStep:
         """See `AttentionBackend.begin`. The block size must divide 128."""
-        return _CpuStep(self._heads, self._tile, self._splits, inputs, kv)
+        return _CpuStep(self._heads, self._tile, inputs, kv)
 
 
 def query_tile(repeats: int) -> int:
@@ -137,21 +134,10 @@ def query_tile(repeats: int) -> int:
     return max(2, 1 << int(math.log2(max(1, QUERY_TILE_ROWS // repeats))))
 
 
-def probe_splits(heads: Heads) -> tuple[int, ...]:
-    """Paddings of a short context that give the bits of 512 on this host, ascending; 512 is always the last."""
-    generator = torch.Generator().manual_seed(0)
-    rows = query_tile(heads.repeats) * heads.repeats
-    queries = torch.randn(PROBE_TILES, 1, rows, heads.head_dim, generator=generator)
-    keys, values = torch.randn(2, PROBE_TILES, 1, KEY_SPLIT_TOKENS, heads.head_dim, generator=generator)
-    good = []
-    for split in SHORT_SPLITS_TOKENS:
-        visible = torch.linspace(1, split, PROBE_TILES).long()[:, None, None, None]  # [tiles, 1, 1, 1]
-        mask = torch.zeros(PROBE_TILES, 1, rows, KEY_SPLIT_TOKENS)
-        mask.masked_fill_(torch.arange(KEY_SPLIT_TOKENS) >= visible, float("-inf"))
-        short = _flash(queries, keys[:, :, :split], values[:, :, :split], mask[..., :split])
-        if torch.equal(short, _flash(queries, keys, values, mask)):
-            good.append(split)
-    return (*good, KEY_SPLIT_TOKENS)
+def padded_keys(position: int) -> int:
+    """Keys that the row of `position` is computed over: its own and those before it, and padding."""
+    step = SHORT_STEP_TOKENS if position < LONG_STEP_TOKENS else LONG_STEP_TOKENS
+    return (position // step + 1) * step
 
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -190,9 +176,9 @@ class _Call:
 class _CpuStep:
     """One forward pass of `CpuAttention`."""
 
-    def __init__(self, heads: Heads, tile: int, splits: tuple[int, ...], inputs: AttentionInputs, kv: KVCache) -> None:
-        assert splits[0] % kv.block_size == 0, kv.block_size
-        self._heads, self._tile, self._splits = heads, tile, splits
+    def __init__(self, heads: Heads, tile: int, inputs: AttentionInputs, kv: KVCache) -> None:
+        assert SHORT_STEP_TOKENS % kv.block_size == 0, kv.block_size
+        self._heads, self._tile = heads, tile
         self._block_size = kv.block_size
         G, R, D = heads.num_kv_heads, heads.repeats, heads.head_dim
         num_layers = int(kv.k.shape[0])
@@ -234,24 +220,13 @@ class _CpuStep:
         spans = [
             span
             for s, context in enumerate(contexts)
-            for span in self._spans(s, context - (starts[s + 1] - starts[s]), context, starts[s])
+            for span in _spans(s, context - (starts[s + 1] - starts[s]), context, starts[s])
         ]
         calls, num_places = [], 0
         for group in self._groups(spans):
             calls.append(self._call(group, inputs, places, num_places))
             num_places += calls[-1].mask.shape[0] * self._tile
         return calls
-
-    def _spans(self, sequence: int, start: int, stop: int, row: int) -> list[_Span]:
-        """Cut new positions start..stop where the padding they need grows."""
-        spans = []
-        while start < stop:
-            last = self._splits[-1]
-            padded = next((split for split in self._splits if start < split), (start // last + 1) * last)
-            end = min(stop, padded)
-            spans.append(_Span(sequence, start, end, row, padded))
-            row, start = row + end - start, end
-        return spans
 
     def _groups(self, spans: list[_Span]) -> list[list[_Span]]:
         """Spans of one tile share a call as far as their gathered keys fit the cache; a longer span has its own."""
@@ -293,3 +268,14 @@ class _CpuStep:
         hidden = torch.arange(padded) > positions.repeat_interleave(R, dim=1)[:, :, None]  # [n, Q * R, P]
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
         return _Call(q_rows, kv_rows, mask[:, None])
+
+
+def _spans(sequence: int, start: int, stop: int, row: int) -> list[_Span]:
+    """Cut new positions start..stop where the padding they need grows."""
+    spans = []
+    while start < stop:
+        padded = padded_keys(start)
+        end = min(stop, padded)
+        spans.append(_Span(sequence, start, end, row, padded))
+        row, start = row + end - start, end
+    return spans

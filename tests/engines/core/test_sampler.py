@@ -169,6 +169,17 @@ def test_the_limits_of_truncation_are_greedy(settings: dict[str, Any]) -> None:
         assert drawn[0].token_id == int(logits[0].argmax())
 
 
+def test_the_nucleus_is_the_smallest_that_reaches_top_p() -> None:
+    """Four equal tokens: two of them reach one half exactly, a third is needed for a little more."""
+    logits = torch.full((8,), -math.inf)
+    logits[2:6] = 1.0
+    for top_p, size in ((0.25, 1), (0.5, 2), (0.501, 3), (1 - 1e-9, 4)):
+        ids, weights = truncated(logits, torch.exp(logits - 1.0), row(top_p=top_p).params)
+        assert ids is not None
+        assert len(ids) == len(weights) == size
+        assert {*ids.tolist()} <= {2, 3, 4, 5}
+
+
 def test_penalties_exactly() -> None:
     logits = torch.tensor([2.0, -2.0, 4.0, -4.0, 1.0])
     the_row = row(

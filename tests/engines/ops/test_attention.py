@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from engines.ops.attention import (
-    KEY_SPLIT_TOKENS,
     AttentionBackend,
     AttentionInputs,
     CpuAttention,
     Heads,
     ReferenceAttention,
-    probe_splits,
+    padded_keys,
     query_tile,
 )
 from engines.ops.kv_cache import KVCache, allocate_kv_cache
@@ -186,11 +185,9 @@ def test_a_new_block_forgets_its_last_owner_in_every_layer() -> None:
     assert bool(kv.k[:, 0].isnan().all())
 
 
-def test_only_paddings_with_equal_bits_are_used() -> None:
-    for heads in SHAPES:
-        splits = probe_splits(heads)
-        assert splits[-1] == KEY_SPLIT_TOKENS
-        assert list(splits) == sorted(set(splits))
+def test_padding_follows_from_the_position_and_holds_it() -> None:
+    positions = (0, 127, 128, 383, 384, 511, 512, 1023, 1024, 5000)
+    assert [padded_keys(p) for p in positions] == [128, 128, 256, 384, 512, 512, 1024, 1024, 1536, 5120]
 
 
 def test_tiles_hold_about_sixteen_rows() -> None:
