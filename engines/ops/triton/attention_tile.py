@@ -33,7 +33,7 @@ class Tensors(NamedTuple):
     query_start: torch.Tensor  # [S + 1]
     context_lens: torch.Tensor  # [S]
     block_tables: torch.Tensor  # [S, *]
-    tree_bias: torch.Tensor | None  # [T, W] float32
+    tree_bias: torch.Tensor | None  # [T, W] float32, contiguous
     part_values: torch.Tensor | None  # [T, H, P, D] float32: P splits of a row, weighted values
     part_top: torch.Tensor | None  # [T, H, P]: maxima
     part_total: torch.Tensor | None  # [T, H, P]: sums of weights
@@ -49,16 +49,13 @@ class Strides(NamedTuple):
     cache_token: int
     scale_block: int
     scale_head: int
-    table: int
-    tree: int
 
 
 class Sizes(NamedTuple):
-    """Of one batch."""
+    """Of one batch: W of the tree bias, elements between rows of the block tables."""
 
-    num_sequences: int
-    num_splits: int
-    tree_width: int
+    tree_width: tl.tensor
+    table_stride: tl.tensor
 
 
 class Config(NamedTuple):
@@ -136,7 +133,7 @@ def scores_of(
 ) -> tl.tensor:
     """q [M, D] against keys [K] at `place` = (cache offsets [K], scale offsets [K], inside [K]) -> scores [M, K]."""
     offsets, scale_offsets, inside = place
-    position, token, row_inside, first_new, tree_width = rows
+    position, token, row_inside, first_new, sizes = rows
     d = tl.arange(0, config.block_d)
     keys = tl.load(
         tensors.k + offsets[None, :] + d[:, None], mask=inside[None, :] & (d < config.head_dim)[:, None], other=0
@@ -149,8 +146,8 @@ def scores_of(
     visible = inside[None, :] & row_inside[:, None]
     if tensors.tree_bias is not None:
         column = key - first_new
-        wanted = visible & ((column >= 0) & (column < tree_width))[None, :]
-        bias = tl.load(tensors.tree_bias + token[:, None] * strides.tree + column[None, :], mask=wanted, other=0.0)
+        wanted = visible & ((column >= 0) & (column < sizes.tree_width))[None, :]
+        bias = tl.load(tensors.tree_bias + token[:, None] * sizes.tree_width + column[None, :], mask=wanted, other=0.0)
         scores += bias
     else:
         visible = visible & (key[None, :] <= position[:, None])
@@ -171,17 +168,17 @@ def segment(
 ) -> tl.tuple:
     """Keys of one split -> (maximum [M], sum of weights [M], weighted values [M, D]), started afresh.
 
-    span = (split, low, high): keys low .. high - 1 as far as they lie in the split. base = (sequence, group).
+    span = (split, low, high): keys low .. high - 1 as far as they lie in the split. base = (the sequence's row of the
+    block tables, group).
     """
     split, low, high = span
-    sequence, group = base
+    table, group = base
     first = tl.maximum(split * config.segment_keys, low // config.tile_keys * config.tile_keys)
     last = tl.minimum((split + 1) * config.segment_keys, high)
     top = tl.full((config.block_m,), NEGATIVE_INFINITY, tl.float32)
     total = tl.full((config.block_m,), 0.0, tl.float32)
     values = tl.full((config.block_m, config.block_d), 0.0, tl.float32)
     d = tl.arange(0, config.block_d)
-    table = tensors.block_tables + sequence * strides.table
     for start in range(first, last, config.tile_keys):
         key = start + tl.arange(0, config.tile_keys)
         inside = (key >= low) & (key < last)

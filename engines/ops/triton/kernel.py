@@ -1,9 +1,10 @@
 """What every kernel file shares: how a kernel is declared and launched, and the few rules that keep its bits stable.
 
-- `jit` is `triton.jit` with a type. A parameter called `sizes` holds what changes from batch to batch (rows,
-  sequences). It is never specialised: one binary serves every batch, so a batch's size cannot change a row's bits.
-  Everything else is fixed by the model (`strides`, `config`) and may be specialised.
-- Kernels take NamedTuples: `tensors` (pointers; None where an option is off), `strides`, `sizes`, `config`.
+- `jit` is `triton.jit` with a type. What changes from batch to batch is a parameter of its own with a name in
+  BATCH_SIZES. It is never specialised: one binary serves every batch, so a batch's size cannot change a row's bits.
+  (Inside a tuple Triton would specialise it: a batch of 1 or of 16 rows would run another binary.)
+- The rest comes as NamedTuples: `tensors` (pointers; None where an option is off), and what the model fixes, `strides`
+  (may be specialised) and `config` (is compiled in).
 - `launch_options` turns floating-point contraction off. Two kernels that share a device function then round alike,
   whatever the compiler makes of the code around it, and the interpreter's arithmetic is the same as the device's but
   for exp, log and the order of sums.
@@ -23,13 +24,14 @@ from typing import Any
 import torch
 import triton
 
+BATCH_SIZES = ("num_rows", "num_sequences", "num_splits", "table_stride", "tree_width", "width")
 # Without a device (the interpreter) a persistent kernel runs this many programs.
 PROGRAMS_WITHOUT_DEVICE = 4
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Declare a kernel or a device function."""
-    return triton.jit(function, do_not_specialize=("sizes",))
+    return triton.jit(function, do_not_specialize=BATCH_SIZES)
 
 
 def launch_options(num_warps: int, num_stages: int = 2) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from engines.ops.triton.kernel import assert_rows, jit, launch_options
 from engines.ops.triton.matmul_tile import (
-    Sizes,
     Strides,
     Tensors,
     config_of,
@@ -28,10 +27,10 @@ from engines.ops.triton.tiles import MatmulTiles, matmul_tiles
 
 
 @jit
-def _linear_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, config: tl.constexpr) -> None:
-    total = num_tiles(sizes.rows, strides.num_outputs, config)
+def _linear_kernel(tensors: tl.tuple, strides: tl.tuple, num_rows: tl.tensor, config: tl.constexpr) -> None:
+    total = num_tiles(num_rows, strides.num_outputs, config)
     for index in range(tl.program_id(0), total, tl.num_programs(0)):
-        tile = tile_at(index, sizes.rows, strides.num_outputs, config)
+        tile = tile_at(index, num_rows, strides.num_outputs, config)
         acc = tl.zeros((config.block_m, config.block_n), tl.float32)
         for start in range(0, strides.depth, config.block_k):
             k = start + tl.arange(0, config.block_k)
@@ -62,7 +61,7 @@ def triton_linear(
         _linear_kernel[persistent_grid(rows, num_outputs, tiles, x.device)](
             Tensors(x, weight, out, bias),
             Strides(x.stride(0), weight.stride(0), out.stride(0), 0, num_outputs, depth),
-            Sizes(rows),
+            rows,
             config_of(tiles, operand, depth, precision=precision),
             **launch_options(tiles.num_warps, tiles.num_stages),
         )

@@ -14,7 +14,6 @@ import triton.language as tl
 from engines.ops.linear_w4a16 import W4Weight
 from engines.ops.triton.kernel import assert_rows, jit, launch_options
 from engines.ops.triton.matmul_tile import (
-    Sizes,
     Strides,
     Tensors,
     config_of,
@@ -32,11 +31,11 @@ OUTPUTS_A_TILE = 64
 
 
 @jit
-def _w4a16_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, config: tl.constexpr) -> None:
-    total = num_tiles(sizes.rows, strides.num_outputs, config)
+def _w4a16_kernel(tensors: tl.tuple, strides: tl.tuple, num_rows: tl.tensor, config: tl.constexpr) -> None:
+    total = num_tiles(num_rows, strides.num_outputs, config)
     half_group: tl.constexpr = config.group_size // 2
     for index in range(tl.program_id(0), total, tl.num_programs(0)):
-        tile = tile_at(index, sizes.rows, strides.num_outputs, config)
+        tile = tile_at(index, num_rows, strides.num_outputs, config)
         acc = tl.zeros((config.block_m, config.block_n), tl.float32)
         for start in range(0, strides.depth // 2, config.block_k // 2):
             byte = start + tl.arange(0, config.block_k // 2)
@@ -79,7 +78,7 @@ def triton_linear_w4a16(
         _w4a16_kernel[persistent_grid(rows, num_outputs, tiles, x.device)](
             Tensors(x, weight.packed, out, bias, None, weight.d, weight.m),
             Strides(x.stride(0), weight.packed.stride(0), out.stride(0), weight.d.stride(0), num_outputs, depth),
-            Sizes(rows),
+            rows,
             config_of(
                 tiles,
                 operand,

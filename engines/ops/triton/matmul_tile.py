@@ -42,12 +42,6 @@ class Strides(NamedTuple):
     depth: int
 
 
-class Sizes(NamedTuple):
-    """Of one batch."""
-
-    rows: int
-
-
 class Config(NamedTuple):
     """Fixed by the weight."""
 

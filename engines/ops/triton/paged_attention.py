@@ -44,10 +44,18 @@ REDUCE_HEADS = 4
 
 
 @jit
-def _attention_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, config: tl.constexpr) -> None:
+def _attention_kernel(
+    tensors: tl.tuple,
+    strides: tl.tuple,
+    num_sequences: tl.tensor,
+    num_splits: tl.tensor,
+    tree_width: tl.tensor,
+    table_stride: tl.tensor,
+    config: tl.constexpr,
+) -> None:
     tile = tl.program_id(0)
     group = tl.program_id(1).to(tl.int64)
-    sequence = find_sequence(tensors.query_start, tile, sizes.num_sequences, config.tile_rows)
+    sequence = find_sequence(tensors.query_start, tile, num_sequences, config.tile_rows)
     start = tl.load(tensors.query_start + sequence).to(tl.int32)
     num_rows = tl.load(tensors.query_start + sequence + 1).to(tl.int32) - start
     first_row = (tile - start // config.tile_rows - sequence) * config.tile_rows
@@ -69,8 +77,8 @@ def _attention_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, con
     low, high = visible_keys(
         first_new + first_row, first_new + last_row, context, tensors.tree_bias is not None, config.window
     )
-    rows = (first_new + row, token, inside, first_new, sizes.tree_width)
-    base = (sequence.to(tl.int64), group)
+    rows = (first_new + row, token, inside, first_new, Sizes(tree_width, table_stride))
+    base = (tensors.block_tables + sequence.to(tl.int64) * table_stride, group)
     first_split = low // config.segment_keys
     last_split = (high + config.segment_keys - 1) // config.segment_keys
     if config.is_split:
@@ -78,7 +86,7 @@ def _attention_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, con
         if (split < first_split) | (split >= last_split):
             return
         top, total, values = segment(q, (split, low, high), rows, base, tensors, strides, config)
-        part = (token * config.num_heads + head) * sizes.num_splits + split
+        part = (token * config.num_heads + head) * num_splits + split
         tl.store(tensors.part_top + part, top, mask=inside)
         tl.store(tensors.part_total + part, total, mask=inside)
         tl.store(tensors.part_values + part[:, None] * config.head_dim + d[None, :], values, mask=inside_d)
@@ -94,11 +102,17 @@ def _attention_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, con
 
 
 @jit
-def _join_kernel(tensors: tl.tuple, sizes: tl.tuple, heads_block: tl.constexpr, config: tl.constexpr) -> None:
+def _join_kernel(
+    tensors: tl.tuple,
+    num_sequences: tl.tensor,
+    num_splits: tl.tensor,
+    heads_block: tl.constexpr,
+    config: tl.constexpr,
+) -> None:
     token = tl.program_id(0)
     head = tl.program_id(1) * heads_block + tl.arange(0, heads_block)
     inside = head < config.num_heads
-    sequence = find_sequence(tensors.query_start, token, sizes.num_sequences, 0)
+    sequence = find_sequence(tensors.query_start, token, num_sequences, 0)
     stop = tl.load(tensors.query_start + sequence + 1).to(tl.int32)
     if token >= stop:
         return
@@ -113,7 +127,7 @@ def _join_kernel(tensors: tl.tuple, sizes: tl.tuple, heads_block: tl.constexpr, 
     values = tl.full((heads_block, config.block_d), 0.0, tl.float32)
     last_split = (high + config.segment_keys - 1) // config.segment_keys
     for split in range(low // config.segment_keys, last_split):
-        part = row * sizes.num_splits + split
+        part = row * num_splits + split
         part_values = tensors.part_values + part[:, None] * config.head_dim + d[None, :]
         more = (
             tl.load(tensors.part_top + part, mask=inside, other=NEGATIVE_INFINITY),
@@ -168,16 +182,20 @@ def triton_paged_attention(
         tree_bias,
         *parts,
     )
-    sizes = Sizes(num_sequences, cut.num_splits, 0 if tree_bias is None else int(tree_bias.shape[1]))
     if tokens == 0 or num_sequences == 0:
         return out
     num_tiles = tokens // config.tile_rows + num_sequences
     warps = launch_options(tiles.num_warps, tiles.num_stages)
     grid = (num_tiles, num_kv_heads, max(1, cut.num_splits))
-    _attention_kernel[grid](tensors, _strides(q, kv, inputs, tree_bias), sizes, config, **warps)
+    tree_width = 0 if tree_bias is None else int(tree_bias.shape[1])
+    assert tree_bias is None or tree_bias.stride(0) == tree_width, "the tree bias is contiguous"
+    table_stride = inputs.block_tables.stride(0)
+    _attention_kernel[grid](
+        tensors, _strides(q, kv), num_sequences, cut.num_splits, tree_width, table_stride, config, **warps
+    )
     if cut.num_splits:
         _join_kernel[(tokens, ceil_div(num_heads, REDUCE_HEADS))](
-            tensors, sizes, REDUCE_HEADS, config, **launch_options(4)
+            tensors, num_sequences, cut.num_splits, REDUCE_HEADS, config, **launch_options(4)
         )
     return out
 
@@ -190,7 +208,7 @@ def _parts(
     return values, top, total
 
 
-def _strides(q: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, tree_bias: torch.Tensor | None) -> Strides:
+def _strides(q: torch.Tensor, kv: LayerKV) -> Strides:
     return Strides(
         q_token=q.stride(0),
         q_head=q.stride(1),
@@ -199,8 +217,6 @@ def _strides(q: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, tree_bias: t
         cache_token=kv.k.stride(2),
         scale_block=0 if kv.k_scale is None else kv.k_scale.stride(0),
         scale_head=0 if kv.k_scale is None else kv.k_scale.stride(1),
-        table=inputs.block_tables.stride(0),
-        tree=0 if tree_bias is None else tree_bias.stride(0),
     )
 
 

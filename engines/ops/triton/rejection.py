@@ -37,13 +37,7 @@ class _Tensors(NamedTuple):
 class _Strides(NamedTuple):
     p: int
     q: int
-    tokens: int
     vocab_size: int
-
-
-class _Sizes(NamedTuple):
-    num_sequences: int
-    width: int
 
 
 class _Config(NamedTuple):
@@ -76,9 +70,9 @@ def _race(
 
 
 @jit
-def _ends_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, config: tl.constexpr) -> None:
+def _ends_kernel(tensors: tl.tuple, strides: tl.tuple, num_sequences: tl.tensor, config: tl.constexpr) -> None:
     row = tl.program_id(0)
-    sequence = find_sequence(tensors.draft_start, row, sizes.num_sequences, 1)
+    sequence = find_sequence(tensors.draft_start, row, num_sequences, 1)
     first = tl.load(tensors.draft_start + sequence).to(tl.int32)
     num_drafts = tl.load(tensors.draft_start + sequence + 1).to(tl.int32) - first
     step = row - first - sequence
@@ -127,7 +121,7 @@ def _stands(
 
 
 @jit
-def _verify_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, config: tl.constexpr) -> None:
+def _verify_kernel(tensors: tl.tuple, strides: tl.tuple, width: tl.tensor, config: tl.constexpr) -> None:
     sequence = tl.program_id(0)
     first = tl.load(tensors.draft_start + sequence).to(tl.int32)
     num_drafts = tl.load(tensors.draft_start + sequence + 1).to(tl.int32) - first
@@ -137,8 +131,8 @@ def _verify_kernel(tensors: tl.tuple, strides: tl.tuple, sizes: tl.tuple, config
     accepted = tl.min(tl.where(inside & (stands == 0), step, num_drafts), axis=0)
     draft = tl.load(tensors.draft_ids + first + step, mask=step < accepted, other=-1)
     end = tl.load(tensors.ends + first + sequence + step, mask=step == accepted, other=-1)
-    tokens = tensors.tokens + sequence.to(tl.int64) * strides.tokens + step
-    tl.store(tokens, tl.where(step == accepted, end, draft), mask=step <= sizes.width)
+    tokens = tensors.tokens + sequence.to(tl.int64) * (width + 1) + step
+    tl.store(tokens, tl.where(step == accepted, end, draft), mask=step <= width)
     tl.store(tensors.counts + sequence, accepted + 1)
 
 
@@ -182,7 +176,7 @@ def triton_verify_sampled(
     )
     if num_rows:
         _ends_kernel[(num_rows,)](
-            tensors, _strides(tensors), _sizes(tensors, width), _config(width), **launch_options(NUM_WARPS)
+            tensors, _strides(tensors), int(counts.shape[0]), _config(width), **launch_options(NUM_WARPS)
         )
     _launch_verify(tensors, width)
     return tokens, counts
@@ -197,12 +191,8 @@ def _outputs(draft_start: torch.Tensor, width: int) -> tuple[torch.Tensor, torch
 def _strides(tensors: _Tensors) -> _Strides:
     p, q = tensors.p, tensors.q
     if p is None or q is None:
-        return _Strides(0, 0, tensors.tokens.stride(0), 0)
-    return _Strides(p.stride(0), q.stride(0), tensors.tokens.stride(0), int(p.shape[1]))
-
-
-def _sizes(tensors: _Tensors, width: int) -> _Sizes:
-    return _Sizes(int(tensors.counts.shape[0]), width)
+        return _Strides(0, 0, 0)
+    return _Strides(p.stride(0), q.stride(0), int(p.shape[1]))
 
 
 def _config(width: int) -> _Config:
@@ -212,5 +202,5 @@ def _config(width: int) -> _Config:
 def _launch_verify(tensors: _Tensors, width: int) -> None:
     if tensors.counts.shape[0]:
         _verify_kernel[(int(tensors.counts.shape[0]),)](
-            tensors, _strides(tensors), _sizes(tensors, width), _config(width), **launch_options(1)
+            tensors, _strides(tensors), width, _config(width), **launch_options(1)
         )

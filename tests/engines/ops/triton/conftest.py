@@ -119,6 +119,19 @@ def compiles(_compiler: Worker, request: pytest.FixtureRequest) -> Callable[[str
     return run
 
 
+@pytest.fixture
+def binaries(_compiler: Worker, request: pytest.FixtureRequest) -> Callable[[str], list[list[list[str]]]]:
+    """For each of BATCHES[name] of the asking file: the kernels it launches and what they are specialised on."""
+
+    def run(name: str) -> list[list[list[str]]]:
+        answer = _compiler.ask(path=str(request.path), batches=name)
+        assert answer["ok"], answer["detail"]
+        found: list[list[list[str]]] = answer["binaries"]
+        return found
+
+    return run
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`case` and `launch` x `target` come from the file's own tables; TARGETS[launch], if there, limits targets."""
     if "case" in metafunc.fixturenames:

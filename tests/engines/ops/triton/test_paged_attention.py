@@ -88,7 +88,7 @@ def build(lab: Any, setup: Setup) -> Batch:
         slot_mapping=torch.empty(0, dtype=torch.int32),
     )
     q = lab.randn(tokens, num_heads, setup.head_dim, dtype=setup.dtype)
-    bias = lab.put(tree(tokens, setup)) if setup.tree_width else None
+    bias = lab.put(tree(tokens, setup), padded=False) if setup.tree_width else None
     return Batch(q, filled(lab, setup, used), inputs, bias)
 
 
@@ -149,7 +149,7 @@ def a_tree_is_the_paths_it_holds(lab: Any) -> None:
     bias = torch.zeros(8, 5)
     for row, i in enumerate((0, 1, 2, 3, 4, 0, 1, 2)):
         bias[row, i + 1 :] = float("-inf")
-    with_tree = replace(batch, tree_bias=lab.put(bias))
+    with_tree = replace(batch, tree_bias=lab.put(bias, padded=False))
     lab.same(attend(lab, with_tree, setup, WHOLE), attend(lab, batch, setup, WHOLE))
 
 
@@ -158,7 +158,7 @@ def a_row_that_sees_nothing_is_zero(lab: Any) -> None:
     batch = build(lab, setup)
     bias = batch.tree_bias.clone() if batch.tree_bias is not None else torch.zeros(0)
     bias[2] = float("-inf")
-    blind = replace(batch, tree_bias=lab.put(bias))
+    blind = replace(batch, tree_bias=lab.put(bias, padded=False))
     for cut in (WHOLE, SPLIT):
         out = attend(lab, blind, setup, cut)
         lab.same(out[2], torch.zeros(3, 64))

@@ -2,7 +2,8 @@
 
 Asked `{"path": FILE, "case": NAME}` it calls CASES[NAME](lab) of that test file; asked `{"path", "launch", "target"}`
 it calls LAUNCHES[NAME]() with every kernel launch recorded instead of run, and compiles what was recorded, exactly as
-the launcher specialised it, for a chip that need not be there. Answers `{"ok", "detail", ...}`.
+the launcher specialised it, for a chip that need not be there. Asked `{"path", "batches"}` it calls each of
+BATCHES[NAME] and tells which binaries they would run. Answers `{"ok", "detail", ...}`.
 
 The interpreter's `tl.dot` is replaced. It is numpy.matmul, whose BLAS gives a row different bits in different places of
 the matrix; on tensor cores an element of a product depends on its own row and column alone, and the tests of sameness
@@ -17,6 +18,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +33,8 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+# A kernel, its arguments, its options.
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 MODULES: dict[str, ModuleType] = {}
 
 
@@ -81,26 +85,52 @@ def interpret(question: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def compile_launches(question: dict[str, Any]) -> dict[str, Any]:
-    """Compile what one launcher launches, for one target."""
-    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+def launches_of(launcher: Callable[[], object]) -> list[Launch]:
+    """What a launcher launches, recorded instead of run."""
+    launches: list[Launch] = []
 
     def record(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         launches.append((self, arguments, options))
 
     JITFunction.run = record
-    load(question["path"]).LAUNCHES[question["launch"]]()
+    launcher()
+    return launches
+
+
+def compile_launches(question: dict[str, Any]) -> dict[str, Any]:
+    """Compile what one launcher launches, for one target."""
     target = GPUTarget("cuda", question["target"], 32)
-    return {"kernels": [compile_one(*launch, target) for launch in launches]}
+    launches = launches_of(load(question["path"]).LAUNCHES[question["launch"]])
+    return {"kernels": [compile_one(launch, target) for launch in launches]}
 
 
-def compile_one(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any], target: GPUTarget) -> dict[str, Any]:
-    """What JITFunction.run does before it needs a driver."""
+def binaries_of_batches(question: dict[str, Any]) -> dict[str, Any]:
+    """For each batch, the kernels it launches with all that they are specialised on."""
+    target = GPUTarget("cuda", 90, 32)
+    batches = load(question["path"]).BATCHES[question["batches"]]
+    return {
+        "binaries": [
+            [(launch[0].__name__, str(specialised(launch, target)[1:])) for launch in launches_of(batch)]
+            for batch in batches
+        ]
+    }
+
+
+def specialised(launch: Launch, target: GPUTarget) -> tuple[Any, Any, Any, Any]:
+    """Options, signature, constants and attributes: what JITFunction.run finds before it needs a driver."""
+    kernel, arguments, options = launch
     backend = make_backend(target)
     bound, specialization, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(
         *arguments, **options
     )
-    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, None)
+    packed: tuple[Any, Any, Any, Any] = kernel._pack_args(backend, options, bound, specialization, None)
+    return packed
+
+
+def compile_one(launch: Launch, target: GPUTarget) -> dict[str, Any]:
+    """What JITFunction.run does with it."""
+    kernel = launch[0]
+    parsed, signature, constants, attributes = specialised(launch, target)
     source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=target, options=parsed.__dict__)
     cubin = compiled.asm["cubin"]
@@ -113,6 +143,13 @@ def compile_one(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     }
 
 
+def answer_to(question: dict[str, Any]) -> dict[str, Any]:
+    """See the top."""
+    if "case" in question:
+        return interpret(question)
+    return binaries_of_batches(question) if "batches" in question else compile_launches(question)
+
+
 def main() -> None:
     """Answer until the questions end. Whatever prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
@@ -123,7 +160,7 @@ def main() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            answer = {"ok": True, "detail": "", **(interpret if "case" in question else compile_launches)(question)}
+            answer = {"ok": True, "detail": "", **answer_to(question)}
         except Exception:
             answer = {"ok": False, "detail": traceback.format_exc()[-6000:]}
         answers.write(json.dumps(answer) + "\n")
