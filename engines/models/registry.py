@@ -3,24 +3,31 @@
 A further architecture is one more file beside `engines/models/llama.py` and one more line here. Knows nothing of
 kernels or of what a model is used for.
 
+"auto" takes the compiled kernels where they can run (`engines/models/llama_native.py` says why not), else int8 through
+torch.
+
 Read next: `engines/models/loader.py`, `engines/models/packing.py`, `engines/models/llama.py`,
-`engines/models/encoder.py`.
+`engines/models/llama_native.py`, `engines/models/encoder.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 
 import msgspec
 
 from engines.config import ModelConfig
+from engines.models import llama_native
 from engines.models.base import Checkpoint, CheckpointError, DecoderModel, EncoderModel, ModelSpec
 from engines.models.encoder import BertEncoder, read_pooling
 from engines.models.llama import LlamaModel
 from engines.models.loader import open_checkpoint
 from engines.models.packed_cache import load_or_pack
 from engines.models.packing import PACKING_VERSION, pack_llama
+
+log = logging.getLogger(__name__)
 
 
 def load_model(config: ModelConfig) -> DecoderModel | EncoderModel:
@@ -32,7 +39,14 @@ def load_model(config: ModelConfig) -> DecoderModel | EncoderModel:
 
 
 def _load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> DecoderModel:
-    dtype = "int8" if config.dtype == "auto" else config.dtype
+    if config.dtype == "native":
+        return llama_native.load(config, checkpoint)
+    if config.dtype == "auto":
+        reason = llama_native.why_not(checkpoint)
+        if not reason:
+            return llama_native.load(config, checkpoint)
+        log.info("%s runs in int8, for the compiled kernels cannot run: %s", config.name, reason)
+    dtype = "float32" if config.dtype == "float32" else "int8"
     spec = _running_spec(config, checkpoint.spec, dtype)
     # Exact weights are not cached: they would take several times the file and save two seconds.
     cache_dir = "" if dtype == "float32" else config.cache_dir

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from engines.config import DType, ModelConfig
+from engines.models import llama_native
 from engines.models.base import CheckpointError, DecoderModel
 from engines.models.evaluate import all_logits
+from engines.models.loader import open_checkpoint
 from engines.models.registry import load_model
 from engines.models.tiny import write_tiny_llama
 from engines.ops.kv_cache import allocate_kv_cache
@@ -62,6 +64,24 @@ def test_a_second_start_maps_what_the_first_packed(
 def test_exact_weights_are_not_cached(tmp_path: Path, tiny_llama_path: Path) -> None:
     load(tiny_llama_path, "float32", cache_dir=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_is_native_where_that_can_run_and_int8_elsewhere(
+    tiny_llama_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_native, "why_not", lambda checkpoint: "")
+    monkeypatch.setattr(llama_native, "load", lambda config, checkpoint: (config.name, checkpoint.spec.digest))
+    native = load_model(ModelConfig(name="mine", path=str(tiny_llama_path)))
+    assert native == ("mine", open_checkpoint(tiny_llama_path).spec.digest)
+    monkeypatch.setattr(llama_native, "why_not", lambda checkpoint: "no compiler")
+    assert load(tiny_llama_path, "auto").spec.dtype == "int8"
+    assert load(tiny_llama_path, "auto").spec.digest == load(tiny_llama_path, "int8").spec.digest
+
+
+def test_native_that_cannot_run_says_why(tiny_llama_path: Path) -> None:
+    """The tiny model's heads are too narrow for the compiled kernels, on every machine."""
+    with pytest.raises(CheckpointError, match="native cannot run"):
+        load(tiny_llama_path, "native")
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
