@@ -75,6 +75,7 @@ class Execution:
         self._choices: list[Choice] = []
         self._params = request.params
         self._replicas: dict[int, Replica] = {}
+        self._failed: set[str] = set()
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Started with the first token, deltas and ends of choices, usage last. Raises RouteError."""
@@ -181,6 +182,7 @@ class Execution:
                         yield item
                 return
             except EngineDeadError as error:
+                self._failed.add(self._replicas[number].name)
                 if spoken or attempt == MAX_ATTEMPTS:
                     raise UnavailableError(f"The engine ended while it served this request: {error}") from error
             except EngineOverloadedError as error:
@@ -193,7 +195,7 @@ class Execution:
     async def _attempt(self, step: Step, number: int, attempt: int) -> AsyncGenerator[tuple[int, Chunk], None]:
         prompt, n = self._prompts[number], self._params.n
         model = step.candidates[0].model
-        replicas = self._executor.fleet.replicas(model)
+        replicas = [r for r in self._executor.fleet.replicas(model) if r.name not in self._failed]
         replica, decision = self._executor.selector.choose(step.id, model, replicas, len(prompt))
         self.decisions.append(decision)
         self._replicas[number] = replica
