@@ -26,8 +26,6 @@ USD_MICROS = 1_000_000
 def cost_usd_micros(policy: Policy, model: str, prompt_tokens: int, completion_tokens: int) -> int:
     """Rounded up to a whole micro-USD. Prices are per million tokens."""
     price = policy.models[model].price
-    if price is None:
-        return 0
     per_mtok = (
         round(price.input_usd_per_mtok * USD_MICROS) * prompt_tokens
         + round(price.output_usd_per_mtok * USD_MICROS) * completion_tokens

