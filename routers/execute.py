@@ -224,12 +224,15 @@ def as_generator(chunks: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
 
 async def merge(sources: Sequence[Callable[[], AsyncGenerator[T, None]]]) -> AsyncGenerator[T, None]:
     """Items in the order they come. The first exception of any source ends all and is raised as it is."""
-    queue: asyncio.Queue[T | None] = asyncio.Queue(maxsize=len(sources))
+    queue: asyncio.Queue[T | None] = asyncio.Queue()
+    # Bounds what waits. A bounded queue would not do: its end mark could wait for room that no reader makes any more.
+    room = asyncio.Semaphore(len(sources))
 
     async def read(source: AsyncGenerator[T, None]) -> None:
         async with aclosing(source):
             async for item in source:
-                await queue.put(item)
+                await room.acquire()
+                queue.put_nowait(item)
 
     async def read_all() -> None:
         try:
@@ -237,23 +240,17 @@ async def merge(sources: Sequence[Callable[[], AsyncGenerator[T, None]]]) -> Asy
                 for source in sources:
                     group.create_task(read(source()))
         finally:
-            await queue.put(None)
+            queue.put_nowait(None)
 
     reader = asyncio.create_task(read_all())
     try:
         while (item := await queue.get()) is not None:
+            room.release()
             yield item
         await reader
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
     finally:
         reader.cancel()
-        drain(queue)
         with suppress(asyncio.CancelledError, Exception):
             await reader
-
-
-def drain(queue: asyncio.Queue[T | None]) -> None:
-    """Make room, so that a writer that is being cancelled can leave."""
-    while not queue.empty():
-        queue.get_nowait()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 
 from engines.api import EngineDeadError, EngineFaultError, EngineOverloadedError
 from engines.fake import Script
+from routers.execute import merge
 from routers.types import (
     BadRequestError,
     CanonicalRequest,
@@ -185,3 +189,22 @@ async def test_logprobs_are_named(bench, ask) -> None:
         ("\ufffd", b"\xa9"),
     ]
     assert text_of(events) == "é"
+
+
+async def test_merge_ends_when_it_is_closed_over_eager_sources() -> None:
+    """Writers woken by the reader's last item may fill the queue again before their cancellation reaches them."""
+    closed: list[str] = []
+
+    async def source(name: str) -> AsyncGenerator[str, None]:
+        try:
+            while True:
+                yield name
+        finally:
+            closed.append(name)
+
+    for taken in range(1, 8):
+        closed.clear()
+        async with asyncio.timeout(5), aclosing(merge([partial(source, name) for name in "abc"])) as items:
+            for _ in range(taken):
+                await anext(items)
+        assert sorted(closed) == ["a", "b", "c"]
