@@ -22,7 +22,7 @@ from litestar import Litestar, Request, Response
 from litestar.datastructures import State
 
 from engines.api import Capabilities, Engine
-from engines.config import CacheConfig, EngineConfig, ModelConfig
+from engines.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engines.fake import FakeEngine, Script
 from engines.process import EngineProcess
 from engines.text.model import TextModel, load_text
@@ -198,4 +198,5 @@ def engine_config(name: str, model: Model, path: Path, settings: Settings) -> En
             num_threads=model.threads or settings.engine_threads,
         ),
         cache=CacheConfig(memory_bytes=model.kv_memory_mib << 20),
+        scheduler=SchedulerConfig(max_running=model.max_running),
     )

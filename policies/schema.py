@@ -66,6 +66,9 @@ class Model(Section, frozen=True, kw_only=True):
     kv_memory_mib: Annotated[
         int, about("memory of the KV cache of one replica, MiB; 0 lets Facet choose", ge=0, le=1_048_576)
     ] = 0
+    max_running: Annotated[
+        int, about("requests that one replica computes at a time; more wait in its queue", ge=1, le=4096)
+    ] = 64
     threads: Annotated[int, about("threads of one replica; 0 is all cores but one", ge=0, le=1024)] = 0
 
 

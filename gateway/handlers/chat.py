@@ -5,7 +5,6 @@ Read next: `gateway/pipeline.py`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -23,7 +22,7 @@ from gateway.handlers.common import (
     encode,
     error_frame,
     evidence,
-    fingerprint,
+    identity,
     request_id_of,
     surface_of,
     wire_usage,
@@ -45,9 +44,8 @@ from gateway.wire.openai import (
     TopLogprobWire,
     UsageWire,
 )
-from routers.types import CanonicalRequest, Event, Finished, Message, RequestUsage, Started, TextDelta, TokenLogprob
+from routers.types import CanonicalRequest, Event, Finished, Message, RequestUsage, TextDelta, TokenLogprob
 
-logger = logging.getLogger("facet.gateway")
 DECODER = msgspec.json.Decoder(ChatRequest)
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort", "date_string"})
 MAX_TEMPLATE_TEXT = 256
@@ -63,7 +61,7 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     events = surface.pipeline.run(caller, canonical, request.headers)
     if wire.stream:
         started = await unless_gone(request.receive, begin(events))
-        frames = stream_frames(events, wire, identity(started, wire, surface))
+        frames = stream_frames(events, wire, identity("chatcmpl", started, canonical, surface))
         return EventStream(await anext(frames), frames, headers=evidence(started, canonical))
     return await unless_gone(request.receive, whole(events, wire, canonical, surface))
 
@@ -142,16 +140,6 @@ def template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def identity(started: Started, wire: ChatRequest, surface: Surface) -> Identity:
-    """Made once an answer has begun. `model` is the one that answers."""
-    return Identity(
-        id=f"chatcmpl-{surface.new_id()}",
-        created=int(surface.wall_clock()),
-        model=started.decisions[-1].model,
-        fingerprint=fingerprint(started),
-    )
-
-
 async def whole(
     events: AsyncGenerator[Event, None], wire: ChatRequest, canonical: CanonicalRequest, surface: Surface
 ) -> ASGIApp:
@@ -171,7 +159,7 @@ async def whole(
             elif isinstance(event, RequestUsage):
                 usage = event
     assert usage is not None, "a stream without usage"
-    made = identity(started, wire, surface)
+    made = identity("chatcmpl", started, canonical, surface)
     response = ChatResponse(
         id=made.id,
         created=made.created,
@@ -231,8 +219,7 @@ async def stream_frames(
                 yield chunk([stream_choice(event, wire)])
         yield DONE
     except Exception as error:
-        logger.exception("a stream failed")
-        yield error_frame(error)
+        yield error_frame(error, made.request_id)
 
 
 def stream_choice(event: TextDelta | Finished, wire: ChatRequest) -> ChatChunkChoice:

@@ -5,6 +5,7 @@ Read next: `gateway/handlers/chat.py`.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from gateway.sse import frame
 from gateway.wire.openai import AspectUsageWire, PromptTokensDetails, UsageWire
 from routers.types import CanonicalRequest, Event, Finished, RequestUsage, Started
 
+logger = logging.getLogger("facet.gateway")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -35,9 +37,10 @@ class Surface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Constant over all frames of one answer."""
+    """Constant over all frames of one answer. `request_id` is what the log knows it by."""
 
     id: str
+    request_id: str
     created: int
     model: str
     fingerprint: str
@@ -75,6 +78,17 @@ def evidence(started: Started, request: CanonicalRequest) -> dict[str, str]:
     }
 
 
+def identity(prefix: str, started: Started, request: CanonicalRequest, surface: Surface) -> Identity:
+    """Made once an answer has begun. `model` is the one that answers."""
+    return Identity(
+        id=f"{prefix}-{surface.new_id()}",
+        request_id=request.request_id,
+        created=int(surface.wall_clock()),
+        model=started.decisions[-1].model,
+        fingerprint=fingerprint(started),
+    )
+
+
 def fingerprint(started: Started) -> str:
     """Equal fingerprints, seeds and parameters give equal answers: policy revision and plan."""
     return f"fp_{started.plan.policy_revision[:6]}{started.plan.digest[:6]}"
@@ -101,9 +115,14 @@ def wire_usage(usage: RequestUsage) -> UsageWire:
     )
 
 
-def error_frame(error: Exception) -> bytes:
-    """The one frame that ends a stream in which something failed."""
-    return frame(from_exception(error).document)
+def error_frame(error: Exception, request_id: str) -> bytes:
+    """The one frame that ends a stream in which something failed. Our own faults are logged with their trace."""
+    answer = from_exception(error)
+    if answer.status == 500:
+        logger.error("%s: its stream failed", request_id, exc_info=error)
+    else:
+        logger.warning("%s: its stream failed: %s", request_id, error)
+    return frame(answer.document)
 
 
 class Gathered:

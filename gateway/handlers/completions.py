@@ -5,7 +5,6 @@ Read next: `gateway/handlers/chat.py` (the same shape, with messages).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -23,7 +22,7 @@ from gateway.handlers.common import (
     encode,
     error_frame,
     evidence,
-    fingerprint,
+    identity,
     request_id_of,
     surface_of,
     wire_usage,
@@ -38,9 +37,8 @@ from gateway.wire.openai import (
     CompletionResponse,
     UsageWire,
 )
-from routers.types import CanonicalRequest, Event, Finished, RequestUsage, Started, TextDelta, TokenLogprob
+from routers.types import CanonicalRequest, Event, Finished, RequestUsage, TextDelta, TokenLogprob
 
-logger = logging.getLogger("facet.gateway")
 DECODER = msgspec.json.Decoder(CompletionRequest)
 DEFAULT_MAX_TOKENS = 16
 
@@ -55,7 +53,7 @@ async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
     events = surface.pipeline.run(caller, canonical, request.headers)
     if wire.stream:
         started = await unless_gone(request.receive, begin(events))
-        frames = stream_frames(events, wire, identity(started, surface))
+        frames = stream_frames(events, wire, identity("cmpl", started, canonical, surface))
         return EventStream(await anext(frames), frames, headers=evidence(started, canonical))
     return await unless_gone(request.receive, whole(events, wire, canonical, surface))
 
@@ -104,16 +102,6 @@ def split_prompt(
     return texts, (ids,) if ids else lists
 
 
-def identity(started: Started, surface: Surface) -> Identity:
-    """Made once an answer has begun."""
-    return Identity(
-        id=f"cmpl-{surface.new_id()}",
-        created=int(surface.wall_clock()),
-        model=started.decisions[-1].model,
-        fingerprint=fingerprint(started),
-    )
-
-
 async def whole(
     events: AsyncGenerator[Event, None], wire: CompletionRequest, canonical: CanonicalRequest, surface: Surface
 ) -> ASGIApp:
@@ -133,7 +121,7 @@ async def whole(
             elif isinstance(event, RequestUsage):
                 usage = event
     assert usage is not None, "a stream without usage"
-    made = identity(started, surface)
+    made = identity("cmpl", started, canonical, surface)
     response = CompletionResponse(
         id=made.id,
         created=made.created,
@@ -201,8 +189,7 @@ async def stream_frames(
                     yield chunk([], wire_usage(event))
         yield DONE
     except Exception as error:
-        logger.exception("a stream failed")
-        yield error_frame(error)
+        yield error_frame(error, made.request_id)
 
 
 def stream_choice(event: TextDelta, wire: CompletionRequest, offset: int) -> CompletionChoice:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, get
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from engines.api import EngineDeadError
@@ -44,7 +45,7 @@ async def models(request: Request[Any, Any, Any]) -> ASGIApp:
 
 
 @get("/v1/models/{name:path}")
-async def model(request: Request[Any, Any, Any], name: str) -> ASGIApp:
+async def model(request: Request[Any, Any, Any], name: FromPath[str]) -> ASGIApp:
     """One of them."""
     surface = surface_of(request)
     await surface.pipeline.authenticate(request.headers)
