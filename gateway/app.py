@@ -31,6 +31,7 @@ from gateway.errors import from_exception
 from gateway.handlers import chat, completions, embeddings, ops
 from gateway.handlers.common import Surface, encode, request_id_of, surface_of
 from gateway.ledger import Ledger
+from gateway.limits import LimitsMiddleware
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.settings import Settings
@@ -53,9 +54,9 @@ FAKE_CONTEXT_TOKENS = 8192
 FAKE_DIMENSIONS = 8
 
 
-def create_app(surface: Surface) -> Litestar:
-    """Routes and error mapping around a pipeline."""
-    return Litestar(
+def create_app(surface: Surface) -> LimitsMiddleware:
+    """Routes and error mapping around a pipeline, and the limits on raw bytes around both."""
+    routes = Litestar(
         route_handlers=[
             chat.chat_completions,
             completions.completions,
@@ -71,6 +72,7 @@ def create_app(surface: Surface) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+    return LimitsMiddleware(routes, surface.limits, surface.new_id)
 
 
 def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

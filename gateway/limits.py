@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.errors import ApiError
 from gateway.settings import Limits
 
+# A client's own request id is taken over when it is harmless in headers and logs.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Strings are skipped whole, so brackets inside them do not count; an unfinished string ends the scan harmlessly.
 TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 
@@ -44,9 +47,10 @@ def json_depth(body: bytes, limit: int) -> int:
 class LimitsMiddleware:
     """Refuses before the application sees the request; afterwards the body is replayed as one message."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, new_id: Callable[[], str]) -> None:
         self._app = app
         self._limits = limits
+        self._new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
@@ -64,7 +68,7 @@ class LimitsMiddleware:
                     code="json_too_deep",
                 )
         except ApiError as error:
-            await refuse(error, send)
+            await refuse(error, self._request_id(scope), send)
             return
         await self._app(scope, Replay(body, receive), send)
 
@@ -75,6 +79,10 @@ class LimitsMiddleware:
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._limits.body_bytes:
                 raise self._too_large(int(value))
+
+    def _request_id(self, scope: Any) -> str:
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+        return given if REQUEST_ID.fullmatch(given) else self._new_id()
 
     def _too_large(self, size: int) -> ApiError:
         return ApiError(413, f"The body has {size} bytes or more; at most {self._limits.body_bytes} are read.")
@@ -117,10 +125,11 @@ class Replay:
         return await self._receive()
 
 
-async def refuse(error: ApiError, send: Send) -> None:
+async def refuse(error: ApiError, request_id: str, send: Send) -> None:
     """Answer without the application."""
     body = msgspec.json.encode(error.document)
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    headers["x-request-id"] = request_id
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     start: Message = {"type": "http.response.start", "status": error.status, "headers": raw}
     await send(start)

@@ -114,8 +114,7 @@ async def serve(
                 await asyncio.wait((opening,))
                 return
             surface = opening.result()
-            app = LimitsMiddleware(create_app(surface), settings.limits)
-            server = Server(server_config(app, settings))
+            server = Server(server_config(create_app(surface), settings))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             await first_of(server.up.wait(), serving)
             on_ready(f"http://{host}:{port}")

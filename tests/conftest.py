@@ -14,6 +14,11 @@ from gateway import sources
 from gateway.settings import load_settings
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest --update-golden` writes the transcripts in tests/golden anew; read the difference before committing."""
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+
+
 @pytest.fixture(scope="session")
 def facet_cache_dir() -> Path:
     """The cache a user of this machine has: models and packed weights survive between runs."""

@@ -6,7 +6,6 @@ Read next: `gateway/handlers/chat.py`.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 from litestar import Request
 
 from gateway.errors import from_exception
+from gateway.limits import REQUEST_ID
 from gateway.pipeline import Pipeline
 from gateway.settings import Limits
 from gateway.sse import frame
@@ -22,7 +22,6 @@ from gateway.wire.openai import AspectUsageWire, PromptTokensDetails, UsageWire
 from routers.types import CanonicalRequest, Event, Finished, RequestUsage, Started
 
 logger = logging.getLogger("facet.gateway")
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 
 from engines.api import EngineDeadError
 from gateway.errors import ApiError
-from gateway.handlers.common import Surface, encode, surface_of
+from gateway.handlers.common import Surface, encode, request_id_of, surface_of
 from gateway.sse import JsonAnswer
 from gateway.wire.openai import ModelCard, ModelList
 
@@ -41,7 +41,7 @@ async def models(request: Request[Any, Any, Any]) -> ASGIApp:
     """Models of the policy and their aliases."""
     surface = surface_of(request)
     await surface.pipeline.authenticate(request.headers)
-    return JsonAnswer(encode(ModelList(data=cards(surface))), headers={})
+    return JsonAnswer(encode(ModelList(data=cards(surface))), headers=named(request, surface))
 
 
 @get("/v1/models/{name:path}")
@@ -52,7 +52,7 @@ async def model(request: Request[Any, Any, Any], name: FromPath[str]) -> ASGIApp
     wanted = name.removeprefix("/")
     for card in cards(surface):
         if card.id == wanted:
-            return JsonAnswer(encode(card), headers={})
+            return JsonAnswer(encode(card), headers=named(request, surface))
     raise ApiError(404, f"The model {wanted!r} does not exist.", param="model", code="model_not_found")
 
 
@@ -62,6 +62,11 @@ async def metrics(request: Request[Any, Any, Any]) -> ASGIApp:
     pipeline = surface_of(request).pipeline
     pipeline.metrics.in_flight.set(pipeline.admission.in_flight)
     return JsonAnswer(await pipeline.metrics.exposition(), headers={}, kind=METRICS_TYPE)
+
+
+def named(request: Request[Any, Any, Any], surface: Surface) -> dict[str, str]:
+    """The header that every answer of the API has."""
+    return {"x-request-id": request_id_of(request.headers, surface)}
 
 
 def cards(surface: Surface) -> list[ModelCard]:

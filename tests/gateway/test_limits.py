@@ -73,7 +73,7 @@ class Call:
             self.sent.append(message)
 
         scope = {"type": "http", "method": "POST", "headers": self.headers}
-        await LimitsMiddleware(app, self.limits)(scope, receive, send)
+        await LimitsMiddleware(app, self.limits, lambda: "made")(scope, receive, send)
         return self.sent[0]["status"]
 
 
@@ -99,3 +99,11 @@ async def test_what_is_too_much_never_reaches_the_application(call: Call, status
     error = json.loads(call.sent[1]["body"])["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code
+    assert (b"x-request-id", b"made") in call.sent[0]["headers"]
+
+
+@pytest.mark.parametrize(("given_id", "answered"), [(b"mine-1", b"mine-1"), (b"a b\r\nset-cookie: x", b"made")])
+async def test_a_harmless_request_id_is_taken_over(given_id: bytes, answered: bytes) -> None:
+    call = Call(b"[[[[]]]]", headers=[(b"x-request-id", given_id)], json_depth=3)
+    assert await call.run() == 400
+    assert (b"x-request-id", answered) in call.sent[0]["headers"]

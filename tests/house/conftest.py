@@ -21,7 +21,6 @@ import pytest
 from engines.api import ReplicaStats
 from gateway.app import EngineKind, create_app, running
 from gateway.handlers.common import Surface
-from gateway.limits import LimitsMiddleware
 from gateway.server import Server, bind, server_config
 from gateway.settings import Settings
 from gateway.stores.sqlite import SqliteStore
@@ -89,7 +88,7 @@ def open_house(tmp_path: Path, facet_cache_dir: Path) -> Opener:
             await store.close()
             async with running(settings, policy, {"m": path}, kind, report=lambda line: None) as surface:
                 listener = bind("127.0.0.1", 0)
-                server = Server(server_config(LimitsMiddleware(create_app(surface), settings.limits), settings))
+                server = Server(server_config(create_app(surface), settings))
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 await server.up.wait()
                 try:

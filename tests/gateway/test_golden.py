@@ -1,0 +1,162 @@
+"""Every byte of every answer: requests and responses in `tests/golden/http`, with a scripted engine and a fixed clock.
+
+A transcript is the request (method, path, headers that matter, body), a blank line, the response (status, headers),
+a blank line, its body as it was sent. `pytest --update-golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engines.fake import FakeEngine, Script
+from engines.text.model import load_text
+from gateway.app import create_app, running
+from gateway.settings import Limits, Settings
+from gateway.stores.base import KeyRecord
+from gateway.stores.sqlite import SqliteStore
+from gateway.tenants import keyed_hash, load_secret
+from policies.load import parse_policy
+
+FOLDER = Path(__file__).resolve().parents[1] / "golden" / "http"
+KEY = "sk-facet-golden-key"
+POLICY = """
+version: facet/v1
+models:
+  small: {source: x, price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}
+  vectors: {source: y, task: embed, price: {input_usd_per_mtok: 1}}
+aliases: {gpt-4o-mini: small, text-embedding-3-small: vectors}
+"""
+HI = [{"role": "user", "content": "Hi"}]
+BODY_BYTES = 10_000
+CLOCK_S = 1_700_000_000.0
+HEADERS = {"authorization": f"Bearer {KEY}", "x-request-id": "golden-1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One request; `script` is what the engine does, `says` its text in chunks of three tokens (here: bytes), `raw` a
+    body that is not JSON of `body`."""
+
+    path: str = "/v1/chat/completions"
+    method: str = "POST"
+    body: dict[str, Any] | None = None
+    raw: bytes | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    script: Script = field(default_factory=Script)
+    says: str = ""
+
+
+def chat(**changes: Any) -> dict[str, Any]:
+    return {"model": "small", "messages": HI, "max_tokens": 4, "seed": 1, **changes}
+
+
+def text(**changes: Any) -> dict[str, Any]:
+    return {"model": "small", "prompt": "abc", "max_tokens": 4, "seed": 1, **changes}
+
+
+COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
+GREETING = "Grüß dich 👋 heute"  # characters of two and four bytes, cut by the engine's chunks
+CASES = {
+    "chat-whole": Case(body=chat()),
+    "chat-alias": Case(body=chat(model="gpt-4o-mini")),
+    "chat-whole-logprobs": Case(body=chat(logprobs=True, top_logprobs=1, return_token_ids=True)),
+    "chat-stream": Case(body=chat(stream=True)),
+    "chat-stream-usage": Case(body=chat(stream=True, stream_options={"include_usage": True})),
+    "chat-stream-choices": Case(body=chat(stream=True, n=2, max_tokens=2)),
+    "chat-stream-characters": Case(body=chat(stream=True, max_tokens=32), says=GREETING),
+    "chat-stop-string": Case(body=chat(max_tokens=32, stop=["dich"]), says=GREETING),
+    "chat-stream-stop-string": Case(body=chat(max_tokens=32, stop=["dich"], stream=True), says=GREETING),
+    "chat-stream-dies": Case(body=chat(stream=True), script=Script(fail_after=2)),
+    "chat-dies-before-its-first-token": Case(body=chat(stream=True), script=Script(fail_after=0)),
+    "completions-whole": Case(path=COMPLETIONS, body=text(prompt=["abc", "de"])),
+    "completions-echo": Case(path=COMPLETIONS, body=text(echo=True)),
+    "completions-logprobs": Case(path=COMPLETIONS, body=text(logprobs=1)),
+    "completions-stream": Case(path=COMPLETIONS, body=text(stream=True, stream_options={"include_usage": True})),
+    "completions-token-ids": Case(path=COMPLETIONS, body=text(prompt=[72, 105])),
+    "embeddings-float": Case(path=EMBEDDINGS, body={"model": "vectors", "input": ["a", "b"]}),
+    "embeddings-base64": Case(
+        path=EMBEDDINGS,
+        body={"model": "text-embedding-3-small", "input": "a", "encoding_format": "base64", "dimensions": 2},
+    ),
+    "models": Case(path="/v1/models", method="GET"),
+    "model": Case(path="/v1/models/gpt-4o-mini", method="GET"),
+    "live": Case(path="/health/live", method="GET"),
+    "ready": Case(path="/health/ready", method="GET"),
+    "error-no-key": Case(body=chat(), headers={"authorization": ""}),
+    "error-bad-key": Case(body=chat(), headers={"authorization": "Bearer sk-facet-golden-guess"}),
+    "error-not-json": Case(raw=b'{"model": "small", '),
+    "error-wrong-type": Case(body=chat(max_tokens="many")),
+    "error-missing-field": Case(body={"model": "small"}),
+    "error-no-such-model": Case(path="/v1/models/nothing", method="GET"),
+    "error-unknown-model": Case(body=chat(model="gpt-9")),
+    "error-no-such-route": Case(path="/v1/nothing", body={}),
+    "error-wrong-method": Case(method="GET"),
+    "error-too-deep": Case(raw=b"[" * 65 + b"]" * 65),
+    "error-too-large": Case(raw=b" " * (BODY_BYTES + 1)),
+    "error-headers-too-large": Case(body=chat(), headers={"x-long": "y" * 17000}),
+    "error-too-long": Case(body=chat(messages=[{"role": "user", "content": "b" * 9000}])),
+    "error-out-of-range": Case(body=chat(temperature=3)),
+    "error-not-a-number": Case(raw=b'{"model": "small", "messages": [], "temperature": NaN}'),
+    "error-not-served": Case(body=chat(guided_json={"type": "object"})),
+    "error-embedding-of-a-decoder": Case(path=EMBEDDINGS, body={"model": "small", "input": "a"}),
+    "error-chat-with-an-encoder": Case(body=chat(model="vectors")),
+}
+
+
+@pytest.fixture
+async def served(tmp_path: Path, tiny_llama_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
+    settings = Settings(
+        data_dir=str(tmp_path), cache_dir=str(tmp_path), run_dir=str(tmp_path), limits=Limits(body_bytes=BODY_BYTES)
+    )
+    store = await SqliteStore.open(settings.database_path)
+    digest = keyed_hash(load_secret(settings.secret_path), "key", KEY).hex()
+    await store.add_key(KeyRecord(id="k", digest=digest, name="k", tenant="t", role="user", hint="", created_s=0.0))
+    await store.close()
+    paths = {"small": tiny_llama_path, "vectors": tiny_llama_path}
+    async with running(settings, parse_policy(POLICY), paths, "fake", report=lambda line: None) as surface:
+        numbers = itertools.count(1)
+        surface = dataclasses.replace(surface, new_id=lambda: f"{next(numbers):024x}", wall_clock=lambda: CLOCK_S)
+        (replica,) = surface.pipeline.executor.fleet.replicas("small")
+        transport = httpx.ASGITransport(app=create_app(surface))
+        async with httpx.AsyncClient(transport=transport, base_url="http://facet", headers=HEADERS) as client:
+            assert isinstance(replica.engine, FakeEngine)
+            yield client, replica.engine
+
+
+def transcript(case: Case, content: bytes, response: httpx.Response) -> str:
+    shown = content if len(content) <= 300 else content[:40] + f"... ({len(content)} bytes)".encode()
+    request = [f"{case.method} {case.path}"]
+    request += [f"{name}: {value if len(value) < 80 else value[:10] + '...'}" for name, value in case.headers.items()]
+    headers = [f"{name}: {value}" for name, value in sorted(response.headers.items())]
+    return "\n".join([*request, shown.decode(), "", str(response.status_code), *headers, "", response.content.decode()])
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_bytes(
+    served: tuple[httpx.AsyncClient, FakeEngine], name: str, tiny_llama_path: Path, request: pytest.FixtureRequest
+) -> None:
+    client, engine = served
+    case = CASES[name]
+    says = load_text(tiny_llama_path).encode(case.says)
+    engine.script = Script(tokens=says, chunk_tokens=3) if says else case.script
+    content = case.raw if case.raw is not None else b"" if case.body is None else json.dumps(case.body).encode()
+    response = await client.request(case.method, case.path, content=content, headers=case.headers)
+    got = transcript(case, content, response)
+    file = FOLDER / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(got)
+    assert got == file.read_text()
+
+
+def test_no_transcript_is_left_over() -> None:
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(CASES)
