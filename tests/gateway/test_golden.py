@@ -6,10 +6,7 @@ a blank line, its body as it was sent. `pytest --update-golden` writes them anew
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,26 +16,12 @@ import pytest
 
 from engines.fake import FakeEngine, Script
 from engines.text.model import load_text
-from gateway.app import create_app, running
-from gateway.settings import Limits, Settings
-from gateway.stores.base import KeyRecord
-from gateway.stores.sqlite import SqliteStore
-from gateway.tenants import keyed_hash, load_secret
-from policies.load import parse_policy
+from gateway.handlers.common import Surface
+from tests.gateway.conftest import BODY_BYTES, client_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden" / "http"
-KEY = "sk-facet-golden-key"
-POLICY = """
-version: facet/v1
-models:
-  small: {source: x, price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}
-  vectors: {source: y, task: embed, price: {input_usd_per_mtok: 1}}
-aliases: {gpt-4o-mini: small, text-embedding-3-small: vectors}
-"""
 HI = [{"role": "user", "content": "Hi"}]
-BODY_BYTES = 10_000
-CLOCK_S = 1_700_000_000.0
-HEADERS = {"authorization": f"Bearer {KEY}", "x-request-id": "golden-1"}
+HEADERS = {"x-request-id": "golden-1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,26 +95,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-async def served(tmp_path: Path, tiny_llama_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
-    settings = Settings(
-        data_dir=str(tmp_path), cache_dir=str(tmp_path), run_dir=str(tmp_path), limits=Limits(body_bytes=BODY_BYTES)
-    )
-    store = await SqliteStore.open(settings.database_path)
-    digest = keyed_hash(load_secret(settings.secret_path), "key", KEY).hex()
-    await store.add_key(KeyRecord(id="k", digest=digest, name="k", tenant="t", role="user", hint="", created_s=0.0))
-    await store.close()
-    paths = {"small": tiny_llama_path, "vectors": tiny_llama_path}
-    async with running(settings, parse_policy(POLICY), paths, "fake", report=lambda line: None) as surface:
-        numbers = itertools.count(1)
-        surface = dataclasses.replace(surface, new_id=lambda: f"{next(numbers):024x}", wall_clock=lambda: CLOCK_S)
-        (replica,) = surface.pipeline.executor.fleet.replicas("small")
-        transport = httpx.ASGITransport(app=create_app(surface))
-        async with httpx.AsyncClient(transport=transport, base_url="http://facet", headers=HEADERS) as client:
-            assert isinstance(replica.engine, FakeEngine)
-            yield client, replica.engine
-
-
 def transcript(case: Case, content: bytes, response: httpx.Response) -> str:
     shown = content if len(content) <= 300 else content[:40] + f"... ({len(content)} bytes)".encode()
     request = [f"{case.method} {case.path}"]
@@ -142,14 +105,14 @@ def transcript(case: Case, content: bytes, response: httpx.Response) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_bytes(
-    served: tuple[httpx.AsyncClient, FakeEngine], name: str, tiny_llama_path: Path, request: pytest.FixtureRequest
+    surface: Surface, engine: FakeEngine, name: str, tiny_llama_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    client, engine = served
     case = CASES[name]
     says = load_text(tiny_llama_path).encode(case.says)
     engine.script = Script(tokens=says, chunk_tokens=3) if says else case.script
     content = case.raw if case.raw is not None else b"" if case.body is None else json.dumps(case.body).encode()
-    response = await client.request(case.method, case.path, content=content, headers=case.headers)
+    async with client_of(surface, **HEADERS) as client:
+        response = await client.request(case.method, case.path, content=content, headers=case.headers)
     got = transcript(case, content, response)
     file = FOLDER / f"{name}.txt"
     if request.config.getoption("--update-golden"):
