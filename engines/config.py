@@ -16,12 +16,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base: an unknown field is an error."""
 
 
+class RopeScaling(Config, frozen=True, kw_only=True):
+    """How rotary positions reach beyond the trained context (`engines/ops/rope_scaling.py` has the formulas).
+
+    `factor`: how many times longer. `original_max_positions`: the trained length; 0 is the checkpoint's own.
+    `attention_factor` (yarn): 0 is the paper's. `factors` (kind "factors"): one a pair of dimensions, from a GGUF file.
+    """
+
+    kind: Literal["linear", "dynamic", "yarn", "llama3", "factors"]
+    factor: float = 1.0
+    original_max_positions: int = 0
+    attention_factor: float = 0.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    factors: tuple[float, ...] = ()
+
+
 class ModelConfig(Config, frozen=True, kw_only=True):
     """Which weights, in which number format.
 
     `path`: a .gguf file, or a folder with config.json + *.safetensors. `cache_dir`: where packed weights are kept
     (empty: no cache). `dtype`: "float32" is exact; "int8" is per-row W8A8 through torch's FBGEMM; "native" runs the
     checkpoint's own bits through the compiled kernels; "auto" is "native" where it can run, else "int8".
+    `max_model_len` 0 is all that the checkpoint's positions reach. `rope_scaling` replaces the checkpoint's own.
     """
 
     name: str
@@ -29,6 +49,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     cache_dir: str = ""
     dtype: DType = "auto"
     max_model_len: int = 0
+    rope_scaling: RopeScaling | None = None
     num_threads: int = 0
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from engines.api import EngineError, Task
+from engines.config import RopeScaling
 from engines.layers.forward_batch import ForwardBatch
 from engines.ops.kv_cache import KVCache
 
@@ -33,6 +34,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     model's norms, LayerNorm included. `dtype` is the number format that runs: "checkpoint" until the registry has
     chosen one, then "float32", "int8" or "native". `digest` is 16 hex digits of a SHA-256 over the weights' bytes and
     the number format: equal digests give equal tokens. `embedding_dimensions` is 0 for a decoder.
+    `max_positions` is the longest context that the positions reach, `max_model_len` the one that is served (in a
+    checkpoint's facts: the one it names). `windows`: how many tokens each layer sees, 0 for all; empty if all see all.
     `bos_token_id` and `eos_token_ids` are what the checkpoint says (None and empty when it says nothing).
     """
 
@@ -49,7 +52,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     rms_norm_eps: float
     rope_theta: float = 10000.0
-    rope_scaling: None = None
+    rope_scaling: RopeScaling | None = None
+    max_positions: int = 0
+    windows: tuple[int, ...] = ()
     tie_embeddings: bool = False
     dtype: str = "checkpoint"
     digest: str = ""

@@ -23,8 +23,10 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from engines.config import RopeScaling
 from engines.gguf_header import GGUFHeaderError, GGUFTensor, read_gguf_header
 from engines.models.base import CheckpointError, ModelSpec, checked_spec
+from engines.models.positions import scaling_of_gguf, with_scaling
 
 VOCABULARY_KEYS = (
     "tokenizer.ggml.tokens",
@@ -52,6 +54,7 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+ROPE_FACTORS = "rope_freqs.weight"
 LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -82,7 +85,8 @@ class GGUFCheckpoint:
         """Facts; the digest is over the whole file (about 1.5 GB/s, once)."""
         with self._path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-        return checked_spec(msgspec.structs.replace(self._facts(), digest=digest), self._path.name)
+        facts = with_scaling(self._facts(), self._scaling(), self._path.name)
+        return checked_spec(msgspec.structs.replace(facts, digest=digest), self._path.name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -90,8 +94,8 @@ class GGUFCheckpoint:
         return {key: value for key, value in self._metadata.items() if key not in VOCABULARY_KEYS}
 
     def names(self) -> tuple[str, ...]:
-        """Canonical names, in file order."""
-        return tuple(self._tensors)
+        """Canonical names, in file order; rotary factors are a fact, not a weight."""
+        return tuple(name for name in self._tensors if name != ROPE_FACTORS)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Row-major shape."""
@@ -133,8 +137,8 @@ class GGUFCheckpoint:
     def _canonical(self, name: str) -> str:
         if name in GLOBAL_NAMES:
             return GLOBAL_NAMES[name]
-        if name == "rope_freqs.weight":
-            raise CheckpointError(f"{self._path.name}: scaled rotary frequencies (rope_freqs) are not supported")
+        if name == ROPE_FACTORS:
+            return name
         match = LAYER_NAME.fullmatch(name)
         if match is None or match[2] not in LAYER_NAMES:
             raise CheckpointError(f"{self._path.name}: tensor {name!r} has no place in a {self._architecture} model")
@@ -170,11 +174,11 @@ class GGUFCheckpoint:
         hidden = self._number("embedding_length")
         head_dim = self._number("attention.key_length", hidden // max(heads, 1))
         rotary = self._number("rope.dimension_count", head_dim)
-        scaling = self._metadata.get(f"{self._architecture}.rope.scaling.type", "none")
-        if rotary != head_dim or scaling != "none":
-            raise CheckpointError(
-                f"{self._path.name}: rotary scaling {scaling!r} over {rotary} of {head_dim} dimensions is not supported"
-            )
+        window = self._metadata.get(f"{self._architecture}.attention.sliding_window", 0)
+        if rotary != head_dim:
+            raise CheckpointError(f"{self._path.name}: rotary positions over {rotary} of {head_dim} dimensions")
+        if not isinstance(window, int) or window < 0:
+            raise CheckpointError(f"{self._path.name}: attention.sliding_window is {window!r}, not a positive integer")
         eos = self._metadata.get("tokenizer.ggml.eos_token_id")
         bos = self._metadata.get("tokenizer.ggml.bos_token_id")
         return ModelSpec(
@@ -191,10 +195,17 @@ class GGUFCheckpoint:
             max_model_len=self._number("context_length"),
             rms_norm_eps=self._real("attention.layer_norm_rms_epsilon"),
             rope_theta=self._real("rope.freq_base", 10000.0),
+            windows=(window,) * self._number("block_count") if window else (),
             tie_embeddings="lm_head.weight" not in self._tensors,
             bos_token_id=bos if isinstance(bos, int) else None,
             eos_token_ids=(eos,) if isinstance(eos, int) else (),
         )
+
+    def _scaling(self) -> RopeScaling | None:
+        """Of the metadata, or the factors that llama.cpp's converter computes for Llama 3."""
+        if ROPE_FACTORS in self._tensors:
+            return RopeScaling(kind="factors", factors=tuple(self.float32(ROPE_FACTORS).flatten().tolist()))
+        return scaling_of_gguf(self._metadata, self._architecture, self._path.name)
 
     def _kv_heads(self) -> int:
         return self._number("attention.head_count_kv", self._number("attention.head_count"))

@@ -33,10 +33,11 @@ class LlamaModel:
         self._spec = spec
         self._rms_norm = ops.rms_norm
         heads = Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._attention = ops.attention(heads)
+        windows = spec.windows or (0,) * spec.num_layers
+        self._attention = {window: ops.attention(heads, window) for window in dict.fromkeys(windows)}
         self._embedding = build_embedding(tensors, "embed")
-        self._rotary = Rotary(spec.max_model_len, spec.head_dim, spec.rope_theta)
-        self._layers = [LlamaLayer(spec, heads, tensors, layer, ops) for layer in range(spec.num_layers)]
+        self._rotary = Rotary(spec.max_model_len, spec.head_dim, spec.rope_theta, spec.rope_scaling)
+        self._layers = [LlamaLayer(spec, windows[layer], tensors, layer, ops) for layer in range(spec.num_layers)]
         self._norm = tensors["norm.weight"]
         self._head = build_linear(tensors, "head")
 
@@ -49,7 +50,8 @@ class LlamaModel:
     def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
         """See `DecoderModel.forward`: [R, V] float32."""
         inputs = AttentionInputs(batch.query_start, batch.context_lens, batch.block_tables, batch.slot_mapping)
-        context = StepContext(*self._rotary.rows(batch.positions), self._attention.begin(inputs, kv))
+        attention = {window: backend.begin(inputs, kv) for window, backend in self._attention.items()}
+        context = StepContext(*self._rotary.rows(batch.positions), attention)
         x = self._embedding(batch.token_ids)  # [T, K]
         for layer in self._layers:
             layer(x, context)
@@ -60,18 +62,17 @@ class LlamaModel:
 class LlamaLayer:
     """One block: x += attention(norm(x)); x += mlp(norm(x))."""
 
-    def __init__(
-        self, spec: ModelSpec, heads: Heads, tensors: Mapping[str, torch.Tensor], layer: int, ops: Ops
-    ) -> None:
-        """Takes the tensors named `layers.{layer}.*`."""
+    def __init__(self, spec: ModelSpec, window: int, tensors: Mapping[str, torch.Tensor], layer: int, ops: Ops) -> None:
+        """Takes the tensors named `layers.{layer}.*`; sees `window` tokens, 0 for all."""
         at = f"layers.{layer}"
+        heads = Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._layer = layer
         self._eps = spec.rms_norm_eps
         self._rms_norm = ops.rms_norm
         self._attention_norm = tensors[f"{at}.attention_norm.weight"]
         self._mlp_norm = tensors[f"{at}.mlp_norm.weight"]
         self._attention = SelfAttention(
-            build_linear(tensors, f"{at}.qkv"), build_linear(tensors, f"{at}.o"), heads, ops
+            build_linear(tensors, f"{at}.qkv"), build_linear(tensors, f"{at}.o"), heads, ops, window
         )
         self._mlp = GatedMLP(build_linear(tensors, f"{at}.gate_up"), build_linear(tensors, f"{at}.down"), ops)
 

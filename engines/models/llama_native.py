@@ -10,7 +10,6 @@ Read next: `engines/ops/decoder.py`, `engines/ops/group_linear.py`, `engines/mod
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from engines.config import ModelConfig
 from engines.layers.forward_batch import ForwardBatch
 from engines.models.base import Checkpoint, CheckpointError, ModelSpec
 from engines.models.packing import check_llama
+from engines.models.positions import placed_spec, running_spec, weights_key
 from engines.ops import decoder, native
 from engines.ops.attention import Heads
 from engines.ops.group_linear import GROUP, PackedMatrix, pack_panels
@@ -63,22 +63,26 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     zero: float
 
 
-def why_not(checkpoint: Checkpoint) -> str:
-    """Why the compiled kernels cannot run this checkpoint here; empty if they can."""
+def why_not(config: ModelConfig, checkpoint: Checkpoint) -> str:
+    """Why the compiled kernels cannot run this checkpoint here; empty if they can. Raises CheckpointError."""
     spec = checkpoint.spec
     if spec.task != "generate":
         return f"{spec.name} is not a decoder"
+    if placed_spec(config, spec).windows:
+        return "it has layers with a sliding window, shorter than the context"
     return native.why_not() or decoder.why_unsupported(_shape(spec, spec.max_model_len))
 
 
 def load(config: ModelConfig, checkpoint: Checkpoint) -> NativeLlama:
     """Map the packed weights, or pack them first. Raises CheckpointError, saying why the kernels cannot run it."""
-    reason = why_not(checkpoint)
+    reason = why_not(config, checkpoint)
     if reason:
         raise CheckpointError(f"{config.name}: dtype native cannot run: {reason}")
     check_llama(checkpoint)
-    spec = _running_spec(config, checkpoint)
-    arrays, facts = _load_or_pack(config.cache_dir, f"{spec.digest}-{spec.dtype}", checkpoint)
+    dtype = f"native-{_main_format(checkpoint)}"
+    spec = running_spec(config, checkpoint.spec, dtype, str(NATIVE_VERSION))
+    key = f"{weights_key(checkpoint.spec, dtype, str(NATIVE_VERSION))}-{dtype}"
+    arrays, facts = _load_or_pack(config.cache_dir, key, checkpoint)
     weights = _weights(spec, arrays, msgspec.convert(facts, dict[str, Facts]))
     return NativeLlama(spec, weights, config.num_threads or torch.get_num_threads())
 
@@ -118,18 +122,8 @@ def _shape(spec: ModelSpec, max_positions: int) -> decoder.DecoderShape:
         max_positions=max_positions,
         rms_norm_eps=spec.rms_norm_eps,
         rope_theta=spec.rope_theta,
+        rope_scaling=spec.rope_scaling,
     )
-
-
-def _running_spec(config: ModelConfig, checkpoint: Checkpoint) -> ModelSpec:
-    facts = checkpoint.spec
-    limit = config.max_model_len or facts.max_model_len
-    if limit > facts.max_model_len:
-        raise CheckpointError(f"{config.name}: max_model_len {limit} is beyond the model's own {facts.max_model_len}")
-    dtype = f"native-{_main_format(checkpoint)}"
-    identity = f"{facts.digest}|{dtype}|{NATIVE_VERSION}"
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    return msgspec.structs.replace(facts, name=config.name, dtype=dtype, max_model_len=limit, digest=digest)
 
 
 def _main_format(checkpoint: Checkpoint) -> str:

@@ -12,20 +12,18 @@ Read next: `engines/models/loader.py`, `engines/models/packing.py`, `engines/mod
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 
-import msgspec
-
 from engines.config import ModelConfig
 from engines.models import llama_native
-from engines.models.base import Checkpoint, CheckpointError, DecoderModel, EncoderModel, ModelSpec
+from engines.models.base import Checkpoint, CheckpointError, DecoderModel, EncoderModel
 from engines.models.encoder import BertEncoder, read_pooling
 from engines.models.llama import LlamaModel
 from engines.models.loader import open_checkpoint
 from engines.models.packed_cache import load_or_pack
 from engines.models.packing import PACKING_VERSION, pack_llama
+from engines.models.positions import running_spec, weights_key
 
 log = logging.getLogger(__name__)
 
@@ -42,33 +40,20 @@ def _load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> DecoderModel:
     if config.dtype == "native":
         return llama_native.load(config, checkpoint)
     if config.dtype == "auto":
-        reason = llama_native.why_not(checkpoint)
+        reason = llama_native.why_not(config, checkpoint)
         if not reason:
             return llama_native.load(config, checkpoint)
         log.info("%s runs in int8, for the compiled kernels cannot run: %s", config.name, reason)
     dtype = "float32" if config.dtype == "float32" else "int8"
-    spec = _running_spec(config, checkpoint.spec, dtype)
+    spec = running_spec(config, checkpoint.spec, dtype, str(PACKING_VERSION))
     # Exact weights are not cached: they would take several times the file and save two seconds.
     cache_dir = "" if dtype == "float32" else config.cache_dir
-    return LlamaModel(spec, load_or_pack(cache_dir, spec.digest, lambda: pack_llama(checkpoint, dtype)))
+    key = weights_key(checkpoint.spec, dtype, str(PACKING_VERSION))
+    return LlamaModel(spec, load_or_pack(cache_dir, key, lambda: pack_llama(checkpoint, dtype)))
 
 
 def _load_encoder(config: ModelConfig, checkpoint: Checkpoint) -> EncoderModel:
     if config.dtype not in ("auto", "float32"):
         raise CheckpointError(f"{config.name}: dtype {config.dtype!r} is not for an encoder (auto and float32 are)")
-    return BertEncoder(_running_spec(config, checkpoint.spec, "float32"), checkpoint, read_pooling(Path(config.path)))
-
-
-def _running_spec(config: ModelConfig, facts: ModelSpec, dtype: str) -> ModelSpec:
-    """The checkpoint's facts under the configured name, length and number format."""
-    limit = config.max_model_len or facts.max_model_len
-    if limit > facts.max_model_len:
-        raise CheckpointError(f"{config.name}: max_model_len {limit} is beyond the model's own {facts.max_model_len}")
-    identity = f"{facts.digest}|{dtype}|{PACKING_VERSION}"
-    return msgspec.structs.replace(
-        facts,
-        name=config.name,
-        dtype=dtype,
-        max_model_len=limit,
-        digest=hashlib.sha256(identity.encode()).hexdigest()[:16],
-    )
+    spec = running_spec(config, checkpoint.spec, "float32", str(PACKING_VERSION))
+    return BertEncoder(spec, checkpoint, read_pooling(Path(config.path)))

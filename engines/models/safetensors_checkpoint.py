@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engines.models.base import CheckpointError, ModelSpec, checked_spec
+from engines.models.positions import scaling_of_config, windows_of_config, with_scaling
 
 DECODERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 ENCODERS = {"bert": "bert"}
@@ -115,8 +116,11 @@ class SafetensorsCheckpoint:
         hidden, heads = self._number("hidden_size"), self._number("num_attention_heads")
         eos = self._config.get("eos_token_id")
         bos = self._config.get("bos_token_id")
-        self._refuse_what_llama_lacks()
-        return ModelSpec(
+        act = self._config.get("hidden_act", "silu")
+        if act != "silu":
+            raise CheckpointError(f"{self._folder.name}: hidden_act {act!r} is not supported (silu is)")
+        rotary = self._config.get("rope_parameters") or self._config.get("rope_scaling") or {}
+        facts = ModelSpec(
             name=str(self._config.get("_name_or_path") or self._folder.name),
             architecture=DECODERS[self._kind],
             task="generate",
@@ -129,27 +133,14 @@ class SafetensorsCheckpoint:
             vocab_size=self._number("vocab_size"),
             max_model_len=self._number("max_position_embeddings"),
             rms_norm_eps=self._real("rms_norm_eps", 1e-6),
-            rope_theta=self._rope_theta(),
+            # Newer configurations keep it in `rope_parameters`, older ones beside `rope_scaling`.
+            rope_theta=float(rotary.get("rope_theta", self._config.get("rope_theta", 10000.0))),
+            windows=windows_of_config(self._config, self._number("num_hidden_layers"), self._folder.name),
             tie_embeddings="lm_head.weight" not in self._owners or self._config.get("tie_word_embeddings") is True,
             bos_token_id=bos if isinstance(bos, int) else None,
             eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,) if isinstance(eos, int) else (),
         )
-
-    def _refuse_what_llama_lacks(self) -> None:
-        act = self._config.get("hidden_act", "silu")
-        window = self._config.get("sliding_window")
-        if act != "silu":
-            raise CheckpointError(f"{self._folder.name}: hidden_act {act!r} is not supported (silu is)")
-        if window is not None and self._config.get("use_sliding_window", True):
-            raise CheckpointError(f"{self._folder.name}: sliding_window {window} is not supported")
-
-    def _rope_theta(self) -> float:
-        """Newer configurations keep it in `rope_parameters`, older ones beside `rope_scaling`."""
-        parameters = self._config.get("rope_parameters") or self._config.get("rope_scaling") or {}
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind != "default":
-            raise CheckpointError(f"{self._folder.name}: rotary scaling {kind!r} is not supported")
-        return float(parameters.get("rope_theta", self._config.get("rope_theta", 10000.0)))
+        return with_scaling(facts, scaling_of_config(rotary, self._folder.name), self._folder.name)
 
     def _encoder_facts(self) -> ModelSpec:
         hidden, heads = self._number("hidden_size"), self._number("num_attention_heads")

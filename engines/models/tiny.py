@@ -32,7 +32,10 @@ BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class TinyLlama(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a tiny decoder. `biases` adds them to the query, key and value projections (Qwen2's shape)."""
+    """Sizes of a tiny decoder. `biases` adds them to the query, key and value projections (Qwen2's shape).
+
+    `config`: further fields of config.json, `rope_scaling` or `sliding_window` say.
+    """
 
     num_layers: int = 2
     num_heads: int = 4
@@ -44,6 +47,7 @@ class TinyLlama(msgspec.Struct, frozen=True, kw_only=True):
     rope_theta: float = 10000.0
     tie_embeddings: bool = True
     biases: bool = False
+    config: dict[str, Any] = {}
 
 
 class TinyBert(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +141,7 @@ def _llama_config(sizes: TinyLlama) -> dict[str, Any]:
         "bos_token_id": SPECIAL_TOKENS.index(IM_START),
         "eos_token_id": SPECIAL_TOKENS.index(IM_END),
         "torch_dtype": "float32",
+        **sizes.config,
     }
 
 

@@ -7,13 +7,13 @@ Contract: an `AttentionBackend` is made once for a model's heads; `begin(inputs,
 step; `step.attend(layer, q [T, H, D], k [T, G, D], v [T, G, D])` writes k and v at their slots, then returns
 [T, H * D]: softmax(q K^T / sqrt(D)) V over each token's own sequence up to itself. A row's bits depend on its sequence
 alone: not on its neighbours, nor on how its prompt was cut into steps. Slots past a sequence's context are never
-trusted: they may hold anything, NaN included.
+trusted: they may hold anything, NaN included. With a window W > 0 a token sees itself and the W - 1 tokens before it.
 
 The CPU kernel gets there by computing every row in a shape that follows from its position alone. Queries go in tiles of
 Q consecutive positions, aligned to multiples of Q, so a (position, head) always has the same place in a tile of Q x R
-rows; it sees a number of keys, padded and masked, that depends on its position (`padded_keys`). The products of a tile
-then have one shape whatever else is in the batch, and torch's flash kernel runs each on one thread. Padding keys are
-finite and masked, hence exact no-ops.
+rows; it sees a run of keys, padded and masked, that depends on its position (`first_key`, `padded_keys`). The products
+of a tile then have one shape whatever else is in the batch, and torch's flash kernel runs each on one thread. Padding
+keys are finite and masked, hence exact no-ops.
 
 Sources: FlashAttention-2, https://arxiv.org/abs/2307.08691; block tables: https://arxiv.org/abs/2309.06180.
 Read next: `engines/layers/attention.py`.
@@ -35,6 +35,8 @@ SHORT_STEP_TOKENS = 128
 QUERY_TILE_ROWS = 16
 # Gathered keys of one call stay near this size, so that they are still in the cache when they are read.
 GATHER_BYTES = 2 << 20
+# Positions x keys of one call's mask (4 bytes each, times R): a long context does not take memory without bound.
+MASK_ROWS_TIMES_KEYS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +82,19 @@ class Heads:
 class ReferenceAttention:
     """The definition, sequence by sequence and head by head; reads nothing past a context."""
 
-    def __init__(self, heads: Heads) -> None:
-        """See `Heads`."""
-        self._heads = heads
+    def __init__(self, heads: Heads, window: int = 0) -> None:
+        """See `Heads`; `window` 0 sees everything before."""
+        self._heads, self._window = heads, window
 
     def begin(self, inputs: AttentionInputs, kv: KVCache) -> AttentionStep:
         """See `AttentionBackend.begin`."""
-        return _ReferenceStep(self._heads, inputs, kv)
+        return _ReferenceStep(self._heads, self._window, inputs, kv)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReferenceStep:
     heads: Heads
+    window: int
     inputs: AttentionInputs
     kv: KVCache
 
@@ -108,7 +111,8 @@ class _ReferenceStep:
             values = v_cache[table].transpose(0, 1).flatten(1, 2)[:, :context]
             queries = q[starts[s] : starts[s + 1]].transpose(0, 1)  # [H, rows, D]
             rows = queries.shape[1]
-            visible = torch.arange(context) <= torch.arange(context - rows, context)[:, None]  # [rows, context]
+            back = torch.arange(context - rows, context)[:, None] - torch.arange(context)  # [rows, context]
+            visible = (back >= 0) & (back < (self.window or context))
             for h in range(self.heads.num_heads):
                 scores = queries[h] @ keys[h // self.heads.repeats].t() / math.sqrt(self.heads.head_dim)
                 weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
@@ -119,14 +123,14 @@ class _ReferenceStep:
 class CpuAttention:
     """The kernel described at the top."""
 
-    def __init__(self, heads: Heads) -> None:
-        """See `Heads`."""
-        self._heads = heads
+    def __init__(self, heads: Heads, window: int = 0) -> None:
+        """See `Heads`; `window` 0 sees everything before."""
+        self._heads, self._window = heads, window
         self._tile = query_tile(heads.repeats)
 
     def begin(self, inputs: AttentionInputs, kv: KVCache) -> AttentionStep:
         """See `AttentionBackend.begin`. The block size must divide 128."""
-        return _CpuStep(self._heads, self._tile, inputs, kv)
+        return _CpuStep(self._heads, _Cuts(self._tile, self._window), inputs, kv)
 
 
 def query_tile(repeats: int) -> int:
@@ -150,13 +154,45 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Positions start..stop of one sequence whose rows see `padded` keys; `row` is where they begin in T."""
+    """Positions start..stop of one sequence whose rows see keys first..padded; `row` is where they begin in T."""
 
     sequence: int
     start: int
     stop: int
     row: int
+    first: int
     padded: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Where runs of keys begin and end: Q positions a tile, a window of `window` tokens (0: none)."""
+
+    tile: int
+    window: int
+
+    def first_key(self, position: int) -> int:
+        """Keys before it are in nobody's window in the tile of `position`; a multiple of the short step."""
+        if not self.window:
+            return 0
+        oldest = position // self.tile * self.tile - self.window + 1
+        return max(0, oldest) // SHORT_STEP_TOKENS * SHORT_STEP_TOKENS
+
+    def spans(self, sequence: int, start: int, stop: int, row: int) -> list[_Span]:
+        """Cut new positions start..stop where the keys they need change, and where a mask would grow large."""
+        spans = []
+        while start < stop:
+            first, padded = self.first_key(start), padded_keys(start)
+            end = min(stop, padded)
+            if self.window:
+                # The next multiple of the step comes into reach with the tile that begins at or after this position.
+                after = first + SHORT_STEP_TOKENS + self.window - 1
+                end = min(end, -(-after // self.tile) * self.tile)
+            most = max(1, MASK_ROWS_TIMES_KEYS // (padded - first) // self.tile)  # tiles
+            end = min(end, (start // self.tile + most) * self.tile)
+            spans.append(_Span(sequence, start, end, row, first, padded))
+            row, start = row + end - start, end
+        return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +212,9 @@ class _Call:
 class _CpuStep:
     """One forward pass of `CpuAttention`."""
 
-    def __init__(self, heads: Heads, tile: int, inputs: AttentionInputs, kv: KVCache) -> None:
+    def __init__(self, heads: Heads, cuts: _Cuts, inputs: AttentionInputs, kv: KVCache) -> None:
         assert SHORT_STEP_TOKENS % kv.block_size == 0, kv.block_size
-        self._heads, self._tile = heads, tile
+        self._heads, self._cuts, self._tile = heads, cuts, cuts.tile
         self._block_size = kv.block_size
         G, R, D = heads.num_kv_heads, heads.repeats, heads.head_dim
         num_layers = int(kv.k.shape[0])
@@ -220,7 +256,7 @@ class _CpuStep:
         spans = [
             span
             for s, context in enumerate(contexts)
-            for span in _spans(s, context - (starts[s + 1] - starts[s]), context, starts[s])
+            for span in self._cuts.spans(s, context - (starts[s + 1] - starts[s]), context, starts[s])
         ]
         calls, num_places = [], 0
         for group in self._groups(spans):
@@ -230,21 +266,22 @@ class _CpuStep:
 
     def _groups(self, spans: list[_Span]) -> list[list[_Span]]:
         """Spans of one tile share a call as far as their gathered keys fit the cache; a longer span has its own."""
-        groups, open_groups = [], dict[int, list[_Span]]()
+        groups, open_groups = [], dict[tuple[int, int], list[_Span]]()
         for span in spans:
             if span.start // self._tile != (span.stop - 1) // self._tile:
                 groups.append([span])
                 continue
-            group = open_groups.setdefault(span.padded, [])
+            keys = (span.first, span.padded)
+            group = open_groups.setdefault(keys, [])
             group.append(span)
-            bytes_of_one = self._heads.num_kv_heads * span.padded * self._heads.head_dim * 4
+            bytes_of_one = self._heads.num_kv_heads * (span.padded - span.first) * self._heads.head_dim * 4
             if (len(group) + 1) * bytes_of_one > GATHER_BYTES:
-                groups.append(open_groups.pop(span.padded))
+                groups.append(open_groups.pop(keys))
         return [*groups, *open_groups.values()]
 
     def _call(self, spans: list[_Span], inputs: AttentionInputs, places: torch.Tensor, num_places: int) -> _Call:
         G, R, Q = self._heads.num_kv_heads, self._heads.repeats, self._tile
-        padded, size = spans[0].padded, self._block_size
+        first_key, padded, size = spans[0].first, spans[0].padded, self._block_size
         tiles = [
             (tile * Q, span.start, span.stop, span.row)
             for span in spans
@@ -260,22 +297,14 @@ class _CpuStep:
 
         sequences = torch.tensor([span.sequence for span in spans])
         used = (inputs.context_lens[sequences] + size - 1) // size  # [C] blocks
-        entry = torch.arange(padded // size)
-        entry = torch.where(entry < used[:, None], entry, 0)  # past the context: the sequence's own first block
+        entry = torch.arange(first_key // size, padded // size)
+        entry = torch.where(entry < used[:, None], entry, first_key // size)  # past the context: a block of its own
         blocks = inputs.block_tables[sequences].long().gather(1, entry)  # [C, P / B]
         kv_rows = (blocks[:, None] * G + torch.arange(G)[:, None]).flatten()
 
-        hidden = torch.arange(padded) > positions.repeat_interleave(R, dim=1)[:, :, None]  # [n, Q * R, P]
+        rows, keys = positions.repeat_interleave(R, dim=1)[:, :, None], torch.arange(first_key, padded)
+        hidden = keys > rows  # [n, Q * R, P]
+        if self._cuts.window:
+            hidden |= keys <= rows - self._cuts.window
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
         return _Call(q_rows, kv_rows, mask[:, None])
-
-
-def _spans(sequence: int, start: int, stop: int, row: int) -> list[_Span]:
-    """Cut new positions start..stop where the padding they need grows."""
-    spans = []
-    while start < stop:
-        padded = padded_keys(start)
-        end = min(stop, padded)
-        spans.append(_Span(sequence, start, end, row, padded))
-        row, start = row + end - start, end
-    return spans

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engines.config import RopeScaling
 from engines.ops.attention import AttentionInputs, Heads, ReferenceAttention
 from engines.ops.group_linear import PackedMatrix, reference_group_linear, unpack_panels
 from engines.ops.kv_cache import KVCache
@@ -68,6 +69,7 @@ class DecoderShape:
     max_positions: int
     rms_norm_eps: float
     rope_theta: float
+    rope_scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class NativeDecoder:
             raise NativeUnavailableError(reason)
         self._library, self._shape, self._weights = library, shape, weights
         half = shape.heads.head_dim // 2
-        cos, sin = rotary_tables(shape.max_positions, shape.heads.head_dim, shape.rope_theta)
+        cos, sin = rotary_tables(shape.max_positions, shape.heads.head_dim, shape.rope_theta, shape.rope_scaling)
         self._cos, self._sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()  # [P, D / 2]
         self._layers = (Layer * len(weights.layers))(*(_native_layer(layer) for layer in weights.layers))
         self._handle = library.facet_decoder_new(ctypes.byref(self._model()), num_threads)
@@ -219,7 +221,7 @@ class ReferenceDecoder:
         self._shape, self._weights = shape, weights
         self._layers = [{name: unpack_panels(layer.matrices[name]) for name in PROJECTIONS} for layer in weights.layers]
         self._embedding, self._head = unpack_panels(weights.embedding), unpack_panels(weights.head)
-        self._tables = rotary_tables(shape.max_positions, shape.heads.head_dim, shape.rope_theta)
+        self._tables = rotary_tables(shape.max_positions, shape.heads.head_dim, shape.rope_theta, shape.rope_scaling)
 
     def forward(self, inputs: PassInputs, kv: KVCache) -> torch.Tensor:
         """See the contract."""

@@ -4,24 +4,28 @@ Contract: `rope(x, cos, sin)`: x [T, N, D] float32 (N heads of any kind), cos an
 `rotary_tables`, the first half of `sin` already negated -> [T, N, D] float32, new memory. With x = (a, b), angles t:
 y = (a cos t - b sin t, b cos t + a sin t). Row-local.
 
-Source: Su et al., 2021, https://arxiv.org/abs/2104.09864.
+Source: Su et al., 2021, https://arxiv.org/abs/2104.09864. Read next: `engines/ops/rope_scaling.py`.
 """
 
 from __future__ import annotations
 
 import torch
 
+from engines.config import RopeScaling
+from engines.ops.rope_scaling import rotary_frequencies
 
-def rotary_tables(max_positions: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+
+def rotary_tables(
+    max_positions: int, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and signed sin of every position: two [max_positions, D] float32.
 
     Angles are float32 products as in Hugging Face's code, so that long positions round alike. Computed once for all
     positions: sin and cos round differently in vector and scalar code, and one table cannot disagree with itself.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / (theta**exponents)  # [D / 2]
+    frequencies, size = rotary_frequencies(head_dim, theta, scaling, max_positions)  # [D / 2]
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)  # [P, D / 2]
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos() * size, angles.sin() * size
     return torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
 
 

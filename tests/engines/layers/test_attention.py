@@ -44,7 +44,7 @@ def test_self_attention_is_its_definition() -> None:
         slot_mapping=torch.tensor([16 + p if p < 16 else p - 16 for p in range(TOKENS)], dtype=torch.int32),
     )
     rows = Rotary(64, 16, 10000.0).rows(torch.arange(TOKENS, dtype=torch.int32))
-    got = layer(x, 2, StepContext(*rows, CPU.attention(HEADS).begin(inputs, kv)))
+    got = layer(x, 2, StepContext(*rows, {0: CPU.attention(HEADS).begin(inputs, kv)}))
 
     heads = (x @ qkv.t()).view(TOKENS, 8, 16)
     q = torch.stack([torch.stack([turned(heads[p, h], p) for h in range(4)]) for p in range(TOKENS)])

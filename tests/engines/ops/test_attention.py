@@ -135,6 +135,31 @@ def test_cuts_neighbours_blocks_and_threads_do_not_change_a_bit(heads: Heads, th
         assert [torch.equal(a, b) for a, b in zip(got, expected, strict=True)] == [True] * len(LENGTHS), seed
 
 
+@pytest.mark.parametrize("window", [1, 16, 150, 300])
+def test_windows(window: int, threads: Callable[[int], None]) -> None:
+    """Against the definition, and bitwise the same however cut; 512 keys and more begin late in the sequence."""
+    heads = SHAPES[0]
+    sequences, backend = sequences_of(heads), CpuAttention(heads, window)
+    threads(2)
+    expected = run(backend, heads, sequences, whole())
+    exact = run(ReferenceAttention(heads, window), heads, sequences, whole())
+    for got, wanted in zip(expected, exact, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=3e-6)
+    for seed, (num_threads, block_size) in enumerate([(1, 16), (2, 128)]):
+        threads(num_threads)
+        got = run(backend, heads, sequences, random_steps(seed), block_size, seed)
+        assert [torch.equal(a, b) for a, b in zip(got, expected, strict=True)] == [True] * len(LENGTHS), seed
+
+
+def test_a_large_mask_is_cut_without_changing_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = SHAPES[0]
+    sequences = sequences_of(heads)
+    expected = run(CpuAttention(heads), heads, sequences, whole())
+    monkeypatch.setattr("engines.ops.attention.MASK_ROWS_TIMES_KEYS", 4000)
+    for got, wanted in zip(run(CpuAttention(heads), heads, sequences, whole()), expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
 def test_alone_is_as_among_others() -> None:
     heads = SHAPES[0]
     sequences, backend = sequences_of(heads), CpuAttention(heads)
