@@ -18,6 +18,7 @@ import yaml
 
 from gateway.cli.main import app
 from gateway.settings import Limits, Settings, TelemetrySettings
+from policies.schema import Budget, Model, PlanSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -108,3 +109,12 @@ def test_python_and_yaml_in_the_documents_parse() -> None:
         compile(program, "<docs>", "exec")
     for document in documents:
         assert yaml.safe_load(document)
+
+
+def test_the_http_page_has_every_code_and_the_policy_page_every_field() -> None:
+    http, policies = ((ROOT / "docs" / name).read_text() for name in ("http.md", "policies.md"))
+    sources = [*(ROOT / "gateway").rglob("*.py"), *(ROOT / "routers").rglob("*.py")]
+    used = {code for path in sources for code in re.findall(r'code="([a-z_]+)"', path.read_text())}
+    assert [code for code in sorted(used | {"context_length_exceeded"}) if f"`{code}`" not in http] == []
+    for section, prefix in ((Model, "models.NAME."), (Budget, "budget."), (PlanSpec, "default.")):
+        assert [f.name for f in msgspec.structs.fields(section) if f"`{prefix}{f.name}`" not in policies] == []
