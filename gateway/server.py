@@ -136,6 +136,7 @@ def server_config(app: LimitsMiddleware, settings: Settings) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         access_log=False,
+        proxy_headers=False,
         log_level="warning",
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
