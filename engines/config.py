@@ -41,7 +41,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     `path`: a .gguf file, or a folder with config.json + *.safetensors. `cache_dir`: where packed weights are kept
     (empty: no cache). `dtype`: "float32" is exact; "int8" is per-row W8A8 through torch's FBGEMM; "native" runs the
     checkpoint's own bits through the compiled kernels; "auto" is "native" where it can run, else "int8".
-    `max_model_len` 0 is all that the checkpoint's positions reach. `rope_scaling` replaces the checkpoint's own.
+    `max_model_len` 0 is the checkpoint's own. `rope_scaling` replaces the checkpoint's; 0 is then all it reaches.
     """
 
     name: str
@@ -54,13 +54,20 @@ class ModelConfig(Config, frozen=True, kw_only=True):
 
 
 class CacheConfig(Config, frozen=True, kw_only=True):
-    """The KV pool. `num_blocks` 0: computed from `memory_bytes` (0: 25 % of what is free, at most 2 GiB)."""
+    """The KV pool and the tiers below it.
+
+    `num_blocks` 0: computed from `memory_bytes` (0: 25 % of what is free, at most 2 GiB). `dram_bytes`, `disk_bytes`:
+    most that each tier takes (0: no such tier); `disk_path`: its folder, where a restarted worker finds its blocks.
+    """
 
     block_size: int = 16
     num_blocks: int = 0
     memory_bytes: int = 0
     prefix_cache: bool = True
     event_buffer: int = 10_000
+    dram_bytes: int = 0
+    disk_path: str = ""
+    disk_bytes: int = 0
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):

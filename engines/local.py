@@ -251,10 +251,12 @@ class LocalEngine:
         except BaseException as error:
             self._loop.call_soon_threadsafe(fail_if_waiting, self._ready, error)
             return
+        if isinstance(core, EngineCore) and core.offload is not None:
+            core.offload.on_result(lambda: self._inbox.put(noop))
         self._loop.call_soon_threadsafe(resolve_if_waiting, self._ready, core)
         try:
             while self._take_commands(core):
-                if isinstance(core, EngineCore) and core.has_work():
+                if isinstance(core, EngineCore) and core.can_step():
                     chunks, batch = core.step(), core.take_kv_events()
                     if chunks or batch:
                         self._loop.call_soon_threadsafe(self._deliver, chunks, batch)
@@ -262,10 +264,13 @@ class LocalEngine:
             logger.exception("the engine thread failed")
             self._loop.call_soon_threadsafe(self._fail, EngineDeadError(f"the engine failed: {error}"))
             self._refuse_commands()
+        else:
+            if isinstance(core, EngineCore):
+                core.close()
 
     def _take_commands(self, core: Core) -> bool:
         """Run every queued command; wait for one if there is nothing to compute. False when told to end."""
-        wait = not (isinstance(core, EngineCore) and core.has_work())
+        wait = not (isinstance(core, EngineCore) and core.can_step())
         while True:
             try:
                 command = self._inbox.get(block=wait)
@@ -297,6 +302,10 @@ class LocalEngine:
 async def load_engine(config: EngineConfig, *, clock: Callable[[], float]) -> LocalEngine:
     """Load the model on the engine's thread. Raises EngineError with what to mend."""
     return await LocalEngine.start(partial(build_core, config, clock=clock))
+
+
+def noop() -> None:
+    """A command that only wakes the engine's thread."""
 
 
 def resolve_if_waiting(future: asyncio.Future[T], result: T) -> None:

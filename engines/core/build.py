@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -19,9 +20,15 @@ from engines.core.encoder import EncoderCore
 from engines.core.engine import EngineCore
 from engines.core.memory import num_kv_blocks
 from engines.core.runner import Runner
+from engines.kv.manager import KVManager
+from engines.kv.mover import Mover
+from engines.kv.offload import Offload
+from engines.kv.tier_disk import DiskTier
+from engines.kv.tiers import BlockTier, DramTier
 from engines.models.base import DecoderModel, EncoderModel
 from engines.models.registry import load_model
 from engines.ops.kv_cache import allocate_kv_cache
+from engines.ops.kv_copy import BlockCopier
 
 
 def set_threads(num_threads: int) -> None:
@@ -71,10 +78,43 @@ def build_decoder(
         block_size=block_size,
         num_blocks=num_blocks,
         num_threads=torch.get_num_threads(),
-        features=("logprobs", "score", *(["prefix_cache"] if cache.prefix_cache else [])),
+        features=(
+            "logprobs",
+            "score",
+            *(["prefix_cache"] if cache.prefix_cache else []),
+            *(["kv_dram"] if cache.dram_bytes else []),
+            *(["kv_disk"] if cache.disk_bytes else []),
+        ),
     )
     runner = Runner(model, kv, packer)
-    return EngineCore(runner, cache, scheduler, capabilities, clock=clock, on_free_block=on_free_block)
+    return EngineCore(
+        runner,
+        cache,
+        scheduler,
+        capabilities,
+        clock=clock,
+        on_free_block=on_free_block,
+        add_tiers=tiers_below(cache, BlockCopier(kv)),
+    )
+
+
+def tiers_below(cache: CacheConfig, copier: BlockCopier) -> Callable[[KVManager], Offload] | None:
+    """What puts the configured tiers below a pool; None if there are none. Raises EngineError."""
+    if not cache.dram_bytes and not cache.disk_bytes:
+        return None
+    if not cache.prefix_cache:
+        raise EngineError("dram_bytes and disk_bytes need prefix_cache: without it no block is ever found again")
+    if bool(cache.disk_bytes) != bool(cache.disk_path):
+        raise EngineError(f"disk_path is {cache.disk_path!r} and disk_bytes {cache.disk_bytes}; a disk tier needs both")
+    tiers: list[BlockTier] = []
+    try:
+        if cache.dram_bytes:
+            tiers.append(DramTier(cache.dram_bytes, copier.block_bytes))
+        if cache.disk_bytes:
+            tiers.append(DiskTier(Path(cache.disk_path), cache.disk_bytes, copier.block_bytes, copier.layout))
+    except (ValueError, OSError) as error:
+        raise EngineError(f"a KV tier cannot be used: {error}") from error
+    return lambda kv: Offload(kv, Mover(copier, tiers), tiers)
 
 
 def build_encoder(model: EncoderModel, *, clock: Callable[[], float]) -> EncoderCore:

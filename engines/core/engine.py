@@ -31,12 +31,16 @@ from engines.core.runner import Runner
 from engines.core.sampler import Sampled
 from engines.core.scheduler import Scheduler
 from engines.kv.manager import KVManager
+from engines.kv.offload import Offload
+
+STALL_S = 1.0
 
 
 class EngineCore:
     """One model, its KV and everybody who wants tokens of it.
 
     `clock` is monotonic seconds. `on_free_block` is told of every KV block whose content may not be read again.
+    `add_tiers` puts tiers below the pool, if there are any.
     """
 
     def __init__(
@@ -48,15 +52,18 @@ class EngineCore:
         *,
         clock: Callable[[], float],
         on_free_block: Callable[[int], None] | None = None,
+        add_tiers: Callable[[KVManager], Offload] | None = None,
     ) -> None:
         self.capabilities = capabilities
         self.kv = KVManager(cache, capabilities.num_blocks, on_free=on_free_block)
-        self.scheduler = Scheduler(scheduler, self.kv, QUEUE_POLICIES[scheduler.queue]())
+        self.offload = add_tiers(self.kv) if add_tiers is not None else None
+        self.scheduler = Scheduler(scheduler, self.kv, QUEUE_POLICIES[scheduler.queue](), self.offload)
         self._runner = runner
         self._max_waiting = scheduler.max_waiting
         self._clock = clock
         self._choices: dict[str, list[Request]] = {}  # by request id; those that have not finished
         self._outbox: list[Chunk] = []  # of the step that runs
+        self._is_stalled = False  # nobody can be computed before a tier has answered
         self._metrics = EngineMetrics(clock)
 
     def add_request(self, source: GenerateRequest) -> None:
@@ -72,6 +79,7 @@ class EngineCore:
         choices = [Request(source, choice, arrival, block_size=self.kv.block_size) for choice in range(source.n)]
         self._metrics.arrived(idle=not self._choices)
         self._choices[source.request_id] = choices
+        self._is_stalled = False
         self.scheduler.enqueue(choices[0])  # the others are held until it has computed the prompt
 
     def abort(self, request_id: str) -> None:
@@ -80,15 +88,23 @@ class EngineCore:
         for request in choices:
             self.scheduler.finish(request)
         self._metrics.aborts += bool(choices)
+        self._is_stalled = False
 
     def has_work(self) -> bool:
-        """True if `step()` would do something."""
-        return bool(self._choices)
+        """True if a request is unfinished, or a tier has something to tell."""
+        return bool(self._choices) or self._has_news()
+
+    def can_step(self) -> bool:
+        """True if `step()` would do something without waiting for a tier first."""
+        return self._has_news() or (bool(self._choices) and not self._is_stalled)
 
     def step(self) -> list[Chunk]:
         """Compute one batch; the new tokens of every choice that drew one."""
+        if self._is_stalled and self.offload is not None:
+            self.offload.wait(STALL_S)
         started_s = self._clock()
         scheduled = self.scheduler.schedule(started_s)
+        self._is_stalled = not scheduled and self.offload is not None and self.offload.is_busy
         if scheduled:
             computed, drawn = self._run(scheduled)
             self._commit(computed, drawn)
@@ -181,6 +197,9 @@ class EngineCore:
             if choice.status is Status.HELD:
                 self.scheduler.enqueue(choice)
 
+    def _has_news(self) -> bool:
+        return self.offload is not None and self.offload.has_results()
+
     @property
     def _num_pending(self) -> int:
         return sum(map(len, self._choices.values())) - len(self.scheduler.running)
@@ -202,11 +221,17 @@ class EngineCore:
         """Batches still held, from `seq` on."""
         return self.kv.events.since(seq)
 
+    def close(self) -> None:
+        """Let the tiers keep what can be found, and end their thread. Nothing may be asked afterwards."""
+        if self.offload is not None:
+            self.offload.settle(STALL_S)
+            self.offload.close()
+
     def check_invariants(self) -> None:
         """Everything that must hold between steps. Raises AssertionError."""
         self.kv.check_invariants()
         self.scheduler.check_invariants()
-        queued = [*self.scheduler.running, *self.scheduler.waiting]
+        queued = [*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.loading]
         known = [choice for choices in self._choices.values() for choice in choices]
         held = [choice for choice in known if choice.status is Status.HELD]
         assert len(queued) == len(set(queued)), "a request is queued twice"

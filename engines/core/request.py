@@ -24,10 +24,11 @@ from engines.text.block_hash import child_hash
 
 
 class Status(Enum):
-    """HELD -> WAITING <-> RUNNING -> FINISHED."""
+    """HELD -> WAITING <-> RUNNING -> FINISHED; WAITING -> LOADING -> WAITING."""
 
     HELD = auto()  # until the first choice of its prompt has computed the prompt
     WAITING = auto()  # in the queue, without KV; preemption comes back to here
+    LOADING = auto()  # its prefix comes from a tier; it holds nothing itself
     RUNNING = auto()  # holds KV
     FINISHED = auto()
 
@@ -76,6 +77,7 @@ class Request:
 
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
+        self.has_loaded = False  # the tiers were asked; what they gave is in the pool
         self.num_preemptions = 0
         self.num_steps = 0
 

@@ -1,7 +1,8 @@
 """Which tokens the next step computes: a token budget, no phases.
 
 Running requests come first, those that need a single token before those that are catching up, so that a long prompt
-never holds up a stream. Then waiting ones are admitted while budget, blocks and `max_running` allow. When a running
+never holds up a stream. Then waiting ones are admitted while budget, blocks and `max_running` allow; one whose prefix
+lies in a tier (`engines/kv/offload.py`) is loaded first, while others go on. When a running
 request finds no block, the least urgent one that runs (lowest priority, latest arrival) gives its KV back and waits;
 its published blocks stay cached, so most of the recomputation is a prefix hit.
 
@@ -16,14 +17,19 @@ from engines.config import SchedulerConfig
 from engines.core.queues import QueuePolicy
 from engines.core.request import Request, Status
 from engines.kv.manager import KVManager
+from engines.kv.offload import Offload
 
 
 class Scheduler:
-    """Owns `running` (in order of admission) and `waiting`."""
+    """Owns `running` (in order of admission), `waiting` and `loading`. `offload` is None without tiers."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, waiting: QueuePolicy) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, waiting: QueuePolicy, offload: Offload | None = None
+    ) -> None:
         self.waiting = waiting
         self.running: list[Request] = []
+        self.loading: list[Request] = []
+        self._offload = offload
         self.num_preemptions = 0
         self._config = config
         self._kv = kv
@@ -32,8 +38,14 @@ class Scheduler:
     def schedule(self, now_s: float) -> list[Request]:
         """Requests of the next step, each with `num_scheduled_tokens` >= 1 and room for them in its block table.
 
-        Empty only if nothing runs or waits, or if the one that runs was preempted (the next step admits it again).
+        Empty only if nothing runs or waits, if the one that runs was preempted (the next step admits it again), or if
+        all depend on the mover's next result.
         """
+        if self._offload is not None:
+            ended = {*map(id, self._offload.pump())}
+            for request in [request for request in self.loading if id(request) in ended]:
+                self.loading.remove(request)
+                self.enqueue(request)
         self._budget = self._config.max_batch_tokens
         for request in self.running:
             request.num_scheduled_tokens = 0
@@ -55,20 +67,27 @@ class Scheduler:
             self.running.remove(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
+        elif request.status is Status.LOADING:
+            self.loading.remove(request)  # what is on its way goes into the pool, for whoever asks
         self._kv.release(request)
         request.status = Status.FINISHED
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that waiting requests have yet to compute (prefix hits not yet known)."""
-        return sum(request.num_tokens for request in self.waiting)
+        return sum(request.num_tokens for request in (*self.waiting, *self.loading))
 
     def check_invariants(self) -> None:
         """Lists, statuses and block tables agree with the pool's counts. Raises AssertionError."""
         assert len(self.running) <= self._config.max_running
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(request.status is Status.WAITING and not request.block_ids for request in self.waiting)
+        assert all(request.status is Status.LOADING and not request.block_ids for request in self.loading)
         counts = [0] * self._kv.pool.num_blocks
+        if self._offload is not None:
+            self._offload.check_invariants()
+            for block_id in self._offload.references():
+                counts[block_id] += 1
         for request in self.running:
             assert len(request.block_ids) * self._kv.block_size >= request.num_computed_tokens
             assert request.num_tokens_to_compute >= 1, "a request that runs has something to compute"
@@ -97,13 +116,20 @@ class Scheduler:
         self._budget += request.num_scheduled_tokens
         request.num_scheduled_tokens = 0
         request.num_preemptions += 1
+        request.has_loaded = False
         self.num_preemptions += 1
         self.enqueue(request)
 
     def _admit(self, now_s: float) -> None:
         while self._budget and len(self.running) < self._config.max_running:
             request = self.waiting.peek()
-            if request is None or not self._place(request):
+            if request is None:
+                return
+            if self._fetch(request):
+                self.loading.append(self.waiting.pop())
+                request.status = Status.LOADING
+                continue
+            if not self._place(request):
                 return
             self.waiting.pop()
             self.running.append(request)
@@ -111,6 +137,13 @@ class Scheduler:
             if request.first_scheduled_s is None:
                 request.first_scheduled_s = now_s
                 request.num_cached_tokens = request.num_computed_tokens
+
+    def _fetch(self, request: Request) -> bool:
+        """Begin to load what the tiers have of its prefix, once; False if there is nothing, or no room now."""
+        if self._offload is None or request.has_loaded:
+            return False
+        request.has_loaded = self._offload.fetch(request, self._num_promised())
+        return request.has_loaded
 
     def _place(self, request: Request) -> bool:
         """Give a waiting request its cached prefix and room for a first chunk, or nothing.

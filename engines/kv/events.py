@@ -25,21 +25,24 @@ class EventLog:
         self._batches: deque[KVEventBatch] = deque(maxlen=capacity)
         self._next_seq = 0
 
-    def stored(self, block_hash: bytes, parent_hash: bytes | None) -> None:
-        """A block became findable; a chain stored in order becomes one event. No parent: the first of a prompt."""
-        last = self._pending[-1] if self._pending else None
-        if isinstance(last, BlockStored) and last.block_hashes[-1] == parent_hash:
-            last.block_hashes.append(block_hash)
-        else:
-            self._add(BlockStored([block_hash], parent_hash, [], self._block_size))
+    def stored(self, block_hash: bytes, parent_hash: bytes | None, medium: str | None = None) -> None:
+        """A block became findable; a chain stored in order becomes one event. No parent: the first of a prompt.
 
-    def removed(self, block_hash: bytes) -> None:
-        """A block is no longer findable; removals in a row become one event."""
+        `medium`: the tier that holds it, None for the pool.
+        """
         last = self._pending[-1] if self._pending else None
-        if isinstance(last, BlockRemoved):
+        if isinstance(last, BlockStored) and last.block_hashes[-1] == parent_hash and last.medium == medium:
             last.block_hashes.append(block_hash)
         else:
-            self._add(BlockRemoved([block_hash]))
+            self._add(BlockStored([block_hash], parent_hash, [], self._block_size, medium=medium))
+
+    def removed(self, block_hash: bytes, medium: str | None = None) -> None:
+        """A block is no longer findable there; removals in a row become one event."""
+        last = self._pending[-1] if self._pending else None
+        if isinstance(last, BlockRemoved) and last.medium == medium:
+            last.block_hashes.append(block_hash)
+        else:
+            self._add(BlockRemoved([block_hash], medium))
 
     def cleared(self) -> None:
         """Nothing is findable any more; what has not been flushed yet need not be told."""

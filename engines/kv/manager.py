@@ -22,7 +22,7 @@ Read next: `engines/kv/pool.py`, `engines/kv/radix.py`, `engines/core/scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from engines.api import KVEventBatch
@@ -48,6 +48,22 @@ class KVHolder(Protocol):
         ...
 
 
+class BlockWatcher(Protocol):
+    """Hears which blocks can be found, and keeps some in place (`engines/kv/offload.py`)."""
+
+    def published(self, block_id: int, node: RadixNode) -> None:
+        """A block can be found from now on."""
+        ...
+
+    def forgotten(self, block_id: int) -> None:
+        """A block can no longer be found, and is about to be written again."""
+        ...
+
+    def references(self) -> Iterator[int]:
+        """Blocks that the watcher holds, once a reference."""
+        ...
+
+
 class KVManager:
     """Mutated by every method but the properties and `num_missing`.
 
@@ -60,6 +76,7 @@ class KVManager:
         self.index = RadixIndex()
         self.pool = BlockPool(num_blocks, on_evict=self._forget)
         self.events = EventLog(config.block_size, config.event_buffer if config.prefix_cache else 0)
+        self.watcher: BlockWatcher | None = None
         self._prefix_cache = config.prefix_cache
         self._on_free = on_free
 
@@ -123,7 +140,7 @@ class KVManager:
     def clear(self) -> None:
         """Forget every cached block; what is in use stays findable."""
         self.pool.evict_all()
-        if not len(self.index):
+        if not len(self.index) and self.watcher is None:  # a tier may hold what the pool does not
             self.events.cleared()
 
     def flush_events(self, now_s: float) -> KVEventBatch | None:
@@ -153,6 +170,8 @@ class KVManager:
         elif not self.index.has_name(block[0]):
             node = self.index.insert(request.root, request.tail_node, block, own)
             self.events.stored(node.hash, request.tail_node.hash if request.tail_node else None)
+            if self.watcher is not None:
+                self.watcher.published(own, node)
         return node
 
     def _release_block(self, block_id: int) -> None:
@@ -161,6 +180,8 @@ class KVManager:
 
     def _forget(self, block_id: int) -> None:
         self.events.removed(self.index.remove(block_id).hash)
+        if self.watcher is not None:
+            self.watcher.forgotten(block_id)
         self._freed(block_id)
 
     def _freed(self, block_id: int) -> None:

@@ -147,6 +147,8 @@ class Driver:
         for _ in range(max_steps):
             if not self.core.has_work():
                 pool = self.core.kv.pool
+                if self.core.offload is not None:
+                    self.core.offload.settle(5.0)
                 assert pool.num_used == 0
                 assert pool.num_free + pool.num_cached == pool.num_blocks
                 return self.answers
@@ -182,8 +184,9 @@ class Toy:
         prefix_cache: bool = True,
         max_model_len: int = 128,
         scheduler: SchedulerConfig | None = None,
+        **tiers: object,
     ) -> Driver:
-        cache = CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_cache=prefix_cache)
+        cache = CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_cache=prefix_cache, **tiers)
         return Driver(cache, scheduler or SchedulerConfig(max_batch_tokens=64, chunk_tokens=64), max_model_len)
 
     @staticmethod
