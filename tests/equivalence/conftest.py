@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from engines.api import GenerateRequest, SamplingParams, TokenLogprobs
 from engines.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -20,7 +21,7 @@ from engines.models.base import DecoderModel
 from engines.models.registry import load_model
 from engines.models.tiny import TinyLlama, write_tiny_llama
 
-SIZES = TinyLlama(max_model_len=1200)
+SIZES = TinyLlama(head_dim=32, max_model_len=1200)  # what the compiled kernels can run too
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +29,10 @@ def tiny_llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"), seed=7, sizes=SIZES)
 
 
-@pytest.fixture(scope="session", params=["float32", "int8"])
+@pytest.fixture(scope="session", params=["float32", "int8", "native"])
 def model(request: pytest.FixtureRequest, tiny_llama_path: Path) -> DecoderModel:
-    loaded = load_model(ModelConfig(name="tiny", path=str(tiny_llama_path), dtype=request.param))
+    torch.set_num_threads(1)  # a tiny product is over before a second thread has heard of it
+    loaded = load_model(ModelConfig(name="tiny", path=str(tiny_llama_path), dtype=request.param, num_threads=1))
     assert isinstance(loaded, DecoderModel)
     return loaded
 
