@@ -173,19 +173,18 @@ static void attend_some(int32_t rows, const float *const *q, const int32_t *visi
 }
 
 void attend_tile(const float *const *q, const int32_t *visible, const uint8_t *fresh, int32_t num_queries,
-                 const key_rows *tile, const key_rows *next, int32_t head_dim, float *states, float *scratch)
+                 const key_rows *tile, const key_rows *next, int32_t head_dim, float *const *states, float *scratch)
 {
     float partials[ROW_TILE][MAX_HEAD_DIM + 2];
-    const int32_t size = head_dim + 2;
     for (int32_t i = 0; i < num_queries; i += ROW_TILE) {
         const int32_t rows = num_queries - i < ROW_TILE ? num_queries - i : ROW_TILE;
         float *to[ROW_TILE];
         for (int32_t r = 0; r < rows; r++)
-            to[r] = fresh[i + r] ? states + (int64_t)(i + r) * size : partials[r];
+            to[r] = fresh[i + r] ? states[i + r] : partials[r];
         attend_some(rows, q + i, visible + i, tile, i ? NULL : next, head_dim, scratch, to);
         for (int32_t r = 0; r < rows; r++)
             if (!fresh[i + r])
-                fold_state(states + (int64_t)(i + r) * size, partials[r], head_dim);
+                fold_state(states[i + r], partials[r], head_dim);
     }
 }
 

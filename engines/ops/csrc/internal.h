@@ -37,8 +37,8 @@ void rotate_head(const float *x, const float *cos, const float *sin, int32_t hea
 void copy_floats(float *to, const float *from, int64_t count);
 
 /* linear.c. Rows first..first+count of `x` through panels p0..p1; `target` row i is at to + i * stride, its column 0 is
- * output p0 * 8 (rows count from `first`, a multiple of ROW_TILE). ADD adds to what is there. `scratch` has expanded_bytes(matrix) bytes.
- * linear_pair takes at most MOST_ROWS rows. */
+ * output p0 * 8 (rows count from `first`, a multiple of ROW_TILE). ADD adds to what is there. `scratch` has
+ * expanded_bytes(matrix) bytes. linear_pair takes at most MOST_ROWS rows. */
 typedef enum { STORE, ADD } sink_kind;
 typedef struct {
     float *to;
@@ -65,9 +65,10 @@ typedef struct {
 size_t attention_scratch_floats(int32_t head_dim);
 void load_keys(const key_rows *tile, int32_t head_dim, float *scratch);
 /* `num_queries` queries (q[i]: D floats, scaled) over the tile that `load_keys` put into scratch; query i sees its
- * first visible[i] >= 1 keys. Keys of `next` (or NULL) are fetched meanwhile. The partial of query i is folded into state i, of D + 2 floats; fresh[i] starts it. */
+ * first visible[i] >= 1 keys. Keys of `next` (or NULL) are fetched meanwhile. The partial of query i is folded into
+ * states[i], D + 2 floats; fresh[i] starts it. */
 void attend_tile(const float *const *q, const int32_t *visible, const uint8_t *fresh, int32_t num_queries,
-                 const key_rows *tile, const key_rows *next, int32_t head_dim, float *states, float *scratch);
+                 const key_rows *tile, const key_rows *next, int32_t head_dim, float *const *states, float *scratch);
 void fold_state(float *into, const float *partial, int32_t head_dim);
 void finish_state(const float *state, int32_t head_dim, float *y);
 

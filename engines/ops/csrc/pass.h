@@ -12,26 +12,29 @@ typedef struct {
     int32_t count;
 } row_list;
 
-/* Attention of rows first..first+count (one sequence) for one key/value head over tiles tile0..tile1. Items of one
- * `span` together cover all its tiles; the last to end folds their partials. */
+/* Attention of rows sorted[first..first+count], which have tiles tile0..tile1 in the same blocks, for one key/value
+ * head. */
 typedef struct {
-    int32_t first, count, head, tile0, tile1, span;
+    int32_t first, count, head, tile0, tile1;
 } attention_item;
 
+/* Where a row's partials lie: slot `slot` has its first `folded_tiles` tiles folded, each slot after it one tile more.
+ * The last of its `num_items` items (a head) to end folds them all. */
 typedef struct {
-    int32_t first, count, head, num_tiles, num_items;
-    float *partials; /* [num_tiles, count * repeats, D + 2]; NULL if one item covers the span */
-    atomic_int ended;
-} attention_span;
+    int64_t slot;
+    int32_t folded_tiles, num_items;
+} row_parts;
 
 /* Memory of one worker. */
 typedef struct {
     uint8_t *expanded;  /* panels with a byte a code */
     float *out;         /* [MOST_ROWS, max(D, 32)] */
     float *row;         /* [max width] */
-    float *states;      /* [MOST_ROWS * repeats, D + 2] */
+    float *own;         /* [MOST_ROWS, repeats, D + 2] states, by rows */
+    float **places;     /* [MOST_ROWS] */
     float *attention;   /* attention_scratch_floats */
-    const float **queries; /* [MOST_ROWS * repeats] */
+    const float **queries; /* [MOST_ROWS * repeats], as are the next three */
+    float **states;
     int32_t *visible;
     uint8_t *fresh;
 } workspace;
@@ -48,12 +51,16 @@ struct pass {
     quantized normed, attended, inner;
     workspace *workers;
     int32_t block_rows; /* rows a chunk when by_rows */
+    /* By columns: attention's items, and partials in slots of [H, D + 2]. */
     attention_item *items;
-    attention_span *spans;
     int32_t num_items;
+    int32_t *sorted;    /* [T] rows, those that share blocks together */
+    row_parts *parts;   /* [T] */
+    atomic_int *ended;  /* [T, G] items */
+    float *partials;
 };
 
-/* steps.c: all on rows first..first+count of a list; quantized rows are indexed by place in the list. */
+/* steps.c, attend.c: all on rows first..first+count of a list; quantized rows are indexed by place in the list. */
 void step_embed(struct pass *pass, int32_t first, int32_t count);
 void step_norm(struct pass *pass, const row_list *list, int32_t first, int32_t count, const float *weight, workspace *w);
 void step_qkv_head(struct pass *pass, int32_t layer, int32_t head, int32_t first, int32_t count, workspace *w);
@@ -63,6 +70,12 @@ void step_add(struct pass *pass, const facet_matrix *matrix, const quantized *fr
               int32_t count, int32_t p0, int32_t p1, workspace *w);
 void step_gate_up(struct pass *pass, int32_t layer, int32_t group, int32_t first, int32_t count, workspace *w);
 void step_logits(struct pass *pass, int32_t p0, int32_t p1, workspace *w);
+
+float *block_of(const struct pass *pass, float *cache, int32_t layer, int32_t head, int64_t block);
+
+/* runs.c: items of the pass; the arrays are scratch of S, S and S + 1. `row_tiles`: the sum of rows times tiles. */
+int64_t most_items(const struct pass *pass, int64_t row_tiles);
+void plan_runs(struct pass *pass, int32_t *order, int32_t *common, int32_t *start);
 
 /* plan.c: whether the batch may be run, and the pass in an arena of `base` (NULL: only its size). */
 int batch_is_sound(const facet_model *model, const facet_batch *batch);

@@ -1,12 +1,12 @@
-/* Before a pass: is the batch sound, which schedule, where does each buffer lie in the arena. */
+/* Before a pass: is the batch sound, which schedule, where does each buffer lie in the arena. Read next: runs.c. */
 #include "pass.h"
 
 #include <string.h>
 
 enum {
+    COLUMN_ROWS = 3 * MOST_ROWS, /* up to this many rows a pass is by columns */
     LEAST_BLOCK_ROWS = 12,
     BLOCKS_PER_WORKER = 6,  /* so that a block more or less is a small part of a layer */
-    ITEMS_PER_WORKER = 4,   /* likewise for attention by columns */
 };
 
 int batch_is_sound(const facet_model *model, const facet_batch *batch)
@@ -89,7 +89,9 @@ static void take_workspace(arena *from, const facet_model *model, size_t expande
     own.expanded = take(from, expanded, 1);
     own.out = take_floats(from, (int64_t)MOST_ROWS * (D > GROUP ? D : GROUP));
     own.row = take_floats(from, width);
-    own.states = take_floats(from, (int64_t)queries * (D + 2));
+    own.own = take_floats(from, (int64_t)queries * (D + 2));
+    own.places = take(from, MOST_ROWS, sizeof *own.places);
+    own.states = take(from, (size_t)queries, sizeof *own.states);
     own.attention = take_floats(from, (int64_t)attention_scratch_floats(D));
     own.queries = take(from, (size_t)queries, sizeof *own.queries);
     own.visible = take(from, (size_t)queries, sizeof *own.visible);
@@ -98,44 +100,24 @@ static void take_workspace(arena *from, const facet_model *model, size_t expande
         *w = own;
 }
 
-static int32_t tiles_of(const struct pass *pass, int32_t s)
-{
-    return (pass->batch->context_lens[s] + KEY_TILE - 1) / KEY_TILE;
-}
-
-/* By columns: cut attention into items of about equal numbers of tiles, whole spans where they are short enough. */
 static void plan_attention(struct pass *pass, arena *from)
 {
     const facet_batch *batch = pass->batch;
     const facet_model *model = pass->model;
-    const int32_t G = model->num_kv_heads, S = batch->num_sequences;
-    int64_t total = 0;
-    for (int32_t s = 0; s < S; s++)
-        total += (int64_t)tiles_of(pass, s) * G;
-    const int64_t wanted = (int64_t)pass->num_workers * ITEMS_PER_WORKER;
-    const int32_t size = (int32_t)(pass->num_workers == 1 ? total : (total + wanted - 1) / wanted);
-    int64_t num_items = 0;
-    for (int32_t s = 0; s < S; s++)
-        num_items += (int64_t)G * ((tiles_of(pass, s) + size - 1) / size);
-    pass->spans = take(from, (size_t)S * (size_t)G, sizeof *pass->spans);
-    pass->items = take(from, (size_t)num_items, sizeof *pass->items);
-    pass->num_items = 0;
-    for (int32_t s = 0; s < S; s++) {
-        const int32_t first = batch->query_start[s], count = batch->query_start[s + 1] - first;
-        const int32_t tiles = tiles_of(pass, s), pieces = (tiles + size - 1) / size;
-        for (int32_t head = 0; head < G; head++) {
-            const int64_t state = (int64_t)count * (model->num_heads / G) * (model->head_dim + 2);
-            float *partials = pieces > 1 ? take_floats(from, state * tiles) : NULL;
-            if (!from->base)
-                continue;
-            attention_span *span = pass->spans + (int64_t)s * G + head;
-            *span = (attention_span){first, count, head, tiles, pieces, partials, 0};
-            for (int32_t i = 0; i < pieces; i++) {
-                const int32_t t0 = i * tiles / pieces, t1 = (i + 1) * tiles / pieces;
-                pass->items[pass->num_items++] = (attention_item){first, count, head, t0, t1, s * G + head};
-            }
-        }
-    }
+    const size_t S = (size_t)batch->num_sequences, T = (size_t)batch->num_tokens;
+    int64_t row_tiles = 0;
+    for (int32_t row = 0; row < batch->num_tokens; row++)
+        row_tiles += batch->positions[row] / KEY_TILE + 1;
+    pass->items = take(from, (size_t)most_items(pass, row_tiles), sizeof *pass->items);
+    pass->sorted = take(from, T, sizeof *pass->sorted);
+    pass->parts = take(from, T, sizeof *pass->parts);
+    pass->ended = take(from, T * (size_t)model->num_kv_heads, sizeof *pass->ended);
+    /* Untouched slots cost nothing: few tiles have one of their own. */
+    pass->partials = take_floats(from, (row_tiles + (int64_t)T) * model->num_heads * (model->head_dim + 2));
+    int32_t *order = take(from, S, sizeof *order), *common = take(from, S, sizeof *common);
+    int32_t *start = take(from, S + 1, sizeof *start);
+    if (from->base)
+        plan_runs(pass, order, common, start);
 }
 
 static void fill_lists(struct pass *pass, int32_t *all, int32_t *wanted)
@@ -161,7 +143,7 @@ size_t plan_pass(struct pass *pass, const facet_model *model, const facet_batch 
     int32_t rows = (T + num_workers * BLOCKS_PER_WORKER - 1) / (num_workers * BLOCKS_PER_WORKER);
     rows = (rows + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
     pass->block_rows = rows < LEAST_BLOCK_ROWS ? LEAST_BLOCK_ROWS : rows > MOST_ROWS ? MOST_ROWS : rows;
-    pass->by_rows = T > MOST_ROWS;
+    pass->by_rows = T > COLUMN_ROWS;
     pass->sequence = take(&from, (size_t)T, sizeof(int32_t));
     int32_t *all = take(&from, (size_t)T, sizeof(int32_t));
     int32_t *wanted = take(&from, (size_t)batch->num_logits_rows, sizeof(int32_t));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -212,7 +213,7 @@ def test_neighbours_do_not_show(native_library: ctypes.CDLL) -> None:
     weights, ids = random_weights(case, seed=4), tokens(90, 6)
     model = NativeDecoder(native_library, case.shape, weights, 2)
     alone = decode(model, case, ids, 16, [89])
-    for neighbours in ([1] * 15, [40], [1, 60, 1, 33]):
+    for neighbours in ([1] * 15, [40], [1, 130, 1, 33]):
         kv, own = poisoned_cache(case, 16), [40, 41, 42, 43, 44, 45]
         first = model.forward(batch_of([Part(ids[:89], 0, own)], 16), kv)
         free = itertools.count()
@@ -226,19 +227,58 @@ def test_neighbours_do_not_show(native_library: ctypes.CDLL) -> None:
         assert torch.equal(logits[place], alone[89]), neighbours
 
 
+@pytest.mark.parametrize("block_size", [16, 96])
+def test_sharing_blocks_does_not_show(native_library: ctypes.CDLL, block_size: int) -> None:
+    """Sequences that share key blocks attend together; each has the bits it has alone.
+
+    A tree: a prefix of all, two branches of some, own tails, a sequence that is another's beginning, one that shares
+    nothing; single rows and several, in an order that mixes them.
+    """
+    case = SMALL
+    weights = random_weights(case, seed=10)
+    model = NativeDecoder(native_library, case.shape, weights, 2)
+    kv, free = poisoned_cache(case, block_size), iter(shuffled_blocks(NUM_BLOCKS, seed=3))
+    unit = math.lcm(block_size, 64)
+
+    def stretch(ids: list[int], before: list[int], start: int) -> list[int]:
+        """Blocks of a computed sequence: `before`, then new ones for `ids` from `start` on."""
+        blocks = before + [next(free) for _ in range(-(-len(ids) // block_size))]
+        model.forward(batch_of([Part(ids, start, blocks)], block_size), kv)
+        return blocks
+
+    root = stretch(tokens(unit, 20), [], 0)
+    left, right = (stretch(tokens(unit, seed), root, unit) for seed in (21, 22))
+    parts = []
+    for i, (before, start) in enumerate(
+        [(left, 2 * unit), (root, unit), ([], 0), (right, 2 * unit), (left, 2 * unit), (root, unit), (left, 2 * unit)]
+    ):
+        length = 3 * i % block_size
+        blocks = stretch(tokens(length, 30 + i), before, start) if length else list(before)
+        new = tokens(1 if i % 2 else 4, 40 + i)
+        while len(blocks) * block_size < start + length + len(new):
+            blocks.append(next(free))
+        parts.append(Part(new, start + length, blocks))
+    alone = [model.forward(batch_of([part], block_size), kv) for part in parts]
+    assert all(torch.isfinite(logits).all() for logits in alone)
+    for threads in (1, 2, 5):
+        together = NativeDecoder(native_library, case.shape, weights, threads).forward(batch_of(parts, block_size), kv)
+        assert torch.equal(together, torch.cat(alone)), threads
+
+
 def test_logits_come_for_the_rows_that_are_asked_for(native_library: ctypes.CDLL) -> None:
     case = SMALL
-    weights, ids = random_weights(case, seed=5), tokens(70, 7)
+    weights, ids = random_weights(case, seed=5), tokens(160, 7)
+    own = list(range(5, 16))
     model = NativeDecoder(native_library, case.shape, weights, 2)
-    for count in (70, 20):  # by rows, by columns
-        every = batch_of([Part(ids[:count], 0, [5, 6, 7, 8, 9])], 16)
+    for count in (160, 70, 20):  # by rows, by columns
+        every = batch_of([Part(ids[:count], 0, own)], 16)
         whole = model.forward(every, poisoned_cache(case, 16))
         for rows in ([], [0], [count - 1], [3, 4, count - 2]):
             wanted = replace(every, logits_rows=torch.tensor(rows, dtype=torch.int64))
             kv = poisoned_cache(case, 16)
             assert torch.equal(model.forward(wanted, kv), whole[rows])
             # Keys and values are written although nobody asked for logits: the next token sees them.
-            again = batch_of([Part(ids[count : count + 1] or [1], count, [5, 6, 7, 8, 9])], 16)
+            again = batch_of([Part(ids[count : count + 1] or [1], count, own)], 16)
             assert torch.isfinite(model.forward(again, kv)).all()
 
 
