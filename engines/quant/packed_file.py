@@ -10,6 +10,7 @@ Read next: `engines/models/llama_native.py`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -74,6 +75,9 @@ def write_packed(path: Path, key: str, arrays: Mapping[str, npt.NDArray[Any]], f
             file.truncate(base + end)
             file.flush()
             os.fsync(file.fileno())
+            # Out of the page cache in small pages, so that the mapping reads it in again in large ones.
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -94,6 +98,7 @@ def read_packed(path: Path, key: str) -> tuple[Arrays, dict[str, Any]]:
         if header.key != key:
             raise PackedFileError(f"{path.name} was written for {header.key}, not {key}")
         mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        advise_huge_pages(mapped)
     data = np.frombuffer(mapped, dtype=np.uint8)
     base = _padded(len(start) + header_bytes, PAGE)
     arrays = {name: _view(path, data, base, name, entry) for name, entry in header.arrays.items()}
@@ -103,6 +108,15 @@ def read_packed(path: Path, key: str) -> tuple[Arrays, dict[str, Any]]:
     if digest.hexdigest() != header.sha256:
         raise PackedFileError(f"{path.name} is damaged")
     return arrays, header.facts
+
+
+def advise_huge_pages(mapped: mmap.mmap) -> None:
+    """Ask for large pages: a pass reads every weight, and a tenth of that time goes into finding small pages.
+
+    File systems that hold no large pages, and systems that know no such advice, map small ones as ever.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _view(path: Path, data: npt.NDArray[np.uint8], base: int, name: str, entry: Entry) -> npt.NDArray[Any]:
