@@ -3,20 +3,17 @@
 While the process is down, every call raises EngineDeadError; the gateway turns that into a 503 or tries another
 replica. Restarts back off exponentially. Knows nothing of what the worker computes; imports no torch.
 
-Read next: `engines/worker.py`, `engines/remote.py`.
+Read next: `engines/nursery.py`, `engines/worker.py`, `engines/remote.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
+import signal
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import IO, Literal
-
-import msgspec
+from typing import Literal
 
 from engines.api import (
     Capabilities,
@@ -31,21 +28,22 @@ from engines.api import (
     ScoreResult,
 )
 from engines.config import EngineConfig
+from engines.nursery import SpawnedWorker, WorkerHandle, Zygote, log_tail
 from engines.remote import RemoteEngine
 
 State = Literal["starting", "ready", "dead", "closed"]
-READY_LINE = b"ready\n"
 START_TIMEOUT_S = 300.0
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 30.0
 STOP_GRACE_S = 5.0
-LOG_TAIL_CHARS = 2000
-# Where our packages lie: a worker started there runs this installation, not a folder `engines` that the user stands in.
-PACKAGES_FOLDER = Path(__file__).resolve().parents[1]
 
 
 class EngineProcess:
-    """One replica. `run_dir` (0700) holds its socket; its stderr goes to `log_path`. `on_state` hears every change."""
+    """One replica. `run_dir` (0700) holds its socket; its stderr goes to `log_path`. `on_state` hears every change.
+
+    With a `zygote` of the same configuration the worker is forked from it, at a start and at a restart; the zygote's
+    owner closes it afterwards.
+    """
 
     def __init__(
         self,
@@ -56,13 +54,15 @@ class EngineProcess:
         log_path: Path,
         restart: bool = True,
         on_state: Callable[[State], None] = lambda state: None,
+        zygote: Zygote | None = None,
     ) -> None:
         self._config = config
         self._socket_path = run_dir.absolute() / f"{name}.sock"
-        self._log_path = log_path
+        self._log_path = log_path.absolute()
         self._restart = restart
         self._on_state = on_state
-        self._process: asyncio.subprocess.Process | None = None
+        self._zygote = zygote
+        self._worker: WorkerHandle | None = None
         self._remote: RemoteEngine | None = None
         self._capabilities: Capabilities | None = None
         self._lost = asyncio.Event()
@@ -83,7 +83,7 @@ class EngineProcess:
     @property
     def pid(self) -> int | None:
         """Of the running worker."""
-        return self._process.pid if self._process is not None and self.state == "ready" else None
+        return self._worker.pid if self._worker is not None and self.state == "ready" else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -155,39 +155,25 @@ class EngineProcess:
         self._become("starting")
         self._lost.clear()
         self._socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._log_path.open("ab") as log:
-            self._process = await self._spawn(log)
-        assert self._process.stdout is not None
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                line = await self._process.stdout.readline()
+                self._worker = await self._new_worker()
+                is_ready = await self._worker.ready()
         except TimeoutError:
             raise EngineDeadError(
                 f"the engine was not ready after {START_TIMEOUT_S:.0f} s; see {self._log_path}"
             ) from None
-        if line != READY_LINE:
-            code = await self._process.wait()
-            raise EngineDeadError(f"the engine ended with status {code} while starting:\n{self._log_tail()}")
+        if not is_ready:
+            code, tail = await self._worker.wait(), log_tail(self._log_path)
+            raise EngineDeadError(f"the engine ended with status {code} while starting:\n{tail}")
         self._remote = await RemoteEngine.connect(str(self._socket_path), on_lost=self._lost.set)
         self._capabilities = self._remote.capabilities
         self._become("ready")
 
-    async def _spawn(self, log: IO[bytes]) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "engines.worker",
-            "--config",
-            msgspec.json.encode(self._config).decode(),
-            "--socket",
-            str(self._socket_path),
-            "--parent",
-            str(os.getpid()),
-            cwd=PACKAGES_FOLDER,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-        )
+    async def _new_worker(self) -> WorkerHandle:
+        if self._zygote is not None:
+            return await self._zygote.fork(self._socket_path, self._log_path)
+        return await SpawnedWorker.start(self._config, self._socket_path, self._log_path)
 
     async def _watch(self) -> None:
         """When the worker is lost: reap it, and start another one, later each time it fails at once."""
@@ -210,29 +196,21 @@ class EngineProcess:
                     backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _stop(self) -> None:
-        if self._process is None or self._process.returncode is not None:
+        if self._worker is None or self._worker.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._worker.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_GRACE_S):
-                await self._process.wait()
+                await self._worker.wait()
         except TimeoutError:
             await self._kill()
 
     async def _kill(self) -> None:
-        if self._process is None:
+        if self._worker is None:
             return
         if self._remote is not None:
             await self._remote.close()
             self._remote = None
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        await self._process.wait()
-
-    def _log_tail(self) -> str:
-        try:
-            return self._log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
-        except OSError:
-            return f"(no log at {self._log_path})"
+        if self._worker.returncode is None:
+            self._worker.send_signal(signal.SIGKILL)
+        await self._worker.wait()

@@ -1,4 +1,4 @@
-"""The engine worker: one process, one model, a Unix socket. `python -m engines.worker --config JSON --socket PATH`.
+"""The engine worker: one process, one model, a Unix socket. `python -m engines.start --config JSON --socket PATH`.
 
 Serves several gateways at once. A connection that closes takes its requests with it. SIGTERM drains; the process ends
 when its parent does. Knows nothing of text, HTTP or policies.
@@ -28,11 +28,11 @@ from engines import frames
 from engines.api import Chunk, EngineError, KVEventBatch
 from engines.config import EngineConfig
 from engines.core.build import build_core, set_threads
-from engines.local import LocalEngine, with_request_id
+from engines.local import Core, LocalEngine, with_request_id
+from engines.nursery import READY
 
 logger = logging.getLogger("facet.worker")
 PR_SET_PDEATHSIG = 1
-READY_LINE = "ready"
 
 
 class StreamSink:
@@ -193,16 +193,16 @@ class Server:
             connection.flush()
 
 
-async def run(config: EngineConfig, socket_path: Path, announce: Callable[[str], None]) -> None:
+async def run(make_core: Callable[[], Core], socket_path: Path, announce: Callable[[], None]) -> None:
     """Load, listen, announce readiness, serve until SIGTERM, drain."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     # The terminal sends Ctrl-C to the whole group; when to end is the gateway's decision.
     loop.add_signal_handler(signal.SIGINT, lambda: None)
-    engine = await LocalEngine.start(partial(build_core, config, clock=time.monotonic))
+    engine = await LocalEngine.start(make_core)
     server = await Server(engine).listen(socket_path)
-    announce(READY_LINE)
+    announce()
     await stop.wait()
     await engine.drain()
     server.close()
@@ -242,14 +242,11 @@ def main() -> int:
     try:
         config = msgspec.json.decode(arguments.config, type=EngineConfig)
         set_threads(config.model.num_threads)
-        asyncio.run(run(config, arguments.socket, lambda line: print(line, flush=True)))
+        make_core = partial(build_core, config, clock=time.monotonic)
+        asyncio.run(run(make_core, arguments.socket, lambda: print(READY, flush=True)))
     except (EngineError, msgspec.MsgspecError, OSError) as error:
         print(f"facet worker: {error}", file=sys.stderr)
         return 1
     finally:
         arguments.socket.unlink(missing_ok=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -31,15 +31,26 @@ from engines.ops.kv_cache import allocate_kv_cache
 from engines.ops.kv_copy import BlockCopier
 
 
-def set_threads(num_threads: int) -> None:
-    """Threads of this process's operators; 0 is every core but one, which the gateway needs. Call before computing."""
+def default_threads(num_threads: int) -> int:
+    """What 0 means: every core but one, which the gateway needs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(num_threads or max(1, cores - 1))
+    return num_threads or max(1, cores - 1)
+
+
+def set_threads(num_threads: int) -> None:
+    """Threads of this process's operators; 0 is every core but one. Call before computing."""
+    torch.set_num_threads(default_threads(num_threads))
 
 
 def build_core(config: EngineConfig, *, clock: Callable[[], float]) -> EngineCore | EncoderCore:
     """Load the model and make its engine. Raises EngineError (CheckpointError among them) with what to mend."""
-    model = load_model(config.model)
+    return build_around(load_model(config.model), config, clock=clock)
+
+
+def build_around(
+    model: DecoderModel | EncoderModel, config: EngineConfig, *, clock: Callable[[], float]
+) -> EngineCore | EncoderCore:
+    """An engine around a model that is loaded already, in a fork say. Raises EngineError."""
     if isinstance(model, DecoderModel):
         return build_decoder(model, config.cache, config.scheduler, clock=clock)
     return build_encoder(model, clock=clock)

@@ -26,6 +26,7 @@ from engines.layers.forward_batch import ForwardBatch
 from engines.models.base import Checkpoint, CheckpointError, ModelSpec
 from engines.models.packing import check_llama
 from engines.models.positions import placed_spec, running_spec, weights_key
+from engines.models.start_record import StartRecord, read_record, write_record
 from engines.ops import decoder, native
 from engines.ops.attention import Heads
 from engines.ops.group_linear import GROUP, PackedMatrix, pack_panels
@@ -63,9 +64,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     zero: float
 
 
-def why_not(config: ModelConfig, checkpoint: Checkpoint) -> str:
-    """Why the compiled kernels cannot run this checkpoint here; empty if they can. Raises CheckpointError."""
-    spec = checkpoint.spec
+def why_not(config: ModelConfig, spec: ModelSpec) -> str:
+    """Why the compiled kernels cannot run this checkpoint's `spec` here; empty if they can. Raises CheckpointError."""
     if spec.task != "generate":
         return f"{spec.name} is not a decoder"
     if placed_spec(config, spec).windows:
@@ -75,16 +75,28 @@ def why_not(config: ModelConfig, checkpoint: Checkpoint) -> str:
 
 def load(config: ModelConfig, checkpoint: Checkpoint) -> NativeLlama:
     """Map the packed weights, or pack them first. Raises CheckpointError, saying why the kernels cannot run it."""
-    reason = why_not(config, checkpoint)
+    reason = why_not(config, checkpoint.spec)
     if reason:
         raise CheckpointError(f"{config.name}: dtype native cannot run: {reason}")
     check_llama(checkpoint)
     dtype = f"native-{_main_format(checkpoint)}"
-    spec = running_spec(config, checkpoint.spec, dtype, str(NATIVE_VERSION))
-    key = f"{weights_key(checkpoint.spec, dtype, str(NATIVE_VERSION))}-{dtype}"
-    arrays, facts = _load_or_pack(config.cache_dir, key, checkpoint)
-    weights = _weights(spec, arrays, msgspec.convert(facts, dict[str, Facts]))
-    return NativeLlama(spec, weights, config.num_threads or torch.get_num_threads())
+    record = StartRecord(facts=checkpoint.spec, dtype=dtype, version=str(NATIVE_VERSION))
+    arrays, facts = _load_or_pack(config.cache_dir, _packed_key(record), checkpoint)
+    write_record(config.cache_dir, config.path, record)
+    return _built(config, record, arrays, facts)
+
+
+def load_recorded(config: ModelConfig) -> NativeLlama | None:
+    """Map the packed weights of a checkpoint that an earlier start has opened; None if it must be opened again."""
+    record = read_record(config.cache_dir, config.path)
+    if record is None or record.version != str(NATIVE_VERSION) or why_not(config, record.facts):
+        return None
+    key = _packed_key(record)
+    try:
+        arrays, facts = read_packed(Path(config.cache_dir) / f"{key}.packed", key)
+    except (PackedFileError, OSError):
+        return None
+    return _built(config, record, arrays, facts)
 
 
 class NativeLlama:
@@ -111,6 +123,16 @@ class NativeLlama:
     def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
         """See `DecoderModel.forward`: [R, V] float32."""
         return self._decoder.forward(batch, kv)
+
+
+def _packed_key(record: StartRecord) -> str:
+    return f"{weights_key(record.facts, record.dtype, record.version)}-{record.dtype}"
+
+
+def _built(config: ModelConfig, record: StartRecord, arrays: Arrays, facts: dict[str, Any]) -> NativeLlama:
+    spec = running_spec(config, record.facts, record.dtype, record.version)
+    weights = _weights(spec, arrays, msgspec.convert(facts, dict[str, Facts]))
+    return NativeLlama(spec, weights, config.num_threads or torch.get_num_threads())
 
 
 def _shape(spec: ModelSpec, max_positions: int) -> decoder.DecoderShape:

@@ -20,7 +20,6 @@ from engines.models import llama_native
 from engines.models.base import Checkpoint, CheckpointError, DecoderModel, EncoderModel
 from engines.models.encoder import BertEncoder, read_pooling
 from engines.models.llama import LlamaModel
-from engines.models.loader import open_checkpoint
 from engines.models.packed_cache import load_or_pack
 from engines.models.packing import PACKING_VERSION, pack_llama
 from engines.models.positions import running_spec, weights_key
@@ -30,6 +29,13 @@ log = logging.getLogger(__name__)
 
 def load_model(config: ModelConfig) -> DecoderModel | EncoderModel:
     """Open, pack and build. Raises CheckpointError naming the file and what is wrong."""
+    if config.dtype in ("auto", "native"):
+        recorded = llama_native.load_recorded(config)
+        if recorded is not None:
+            return recorded
+    # Only now: reading checkpoints imports libraries that a start from packed weights does without.
+    from engines.models.loader import open_checkpoint
+
     checkpoint = open_checkpoint(Path(config.path))
     if checkpoint.spec.task == "embed":
         return _load_encoder(config, checkpoint)
@@ -40,7 +46,7 @@ def _load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> DecoderModel:
     if config.dtype == "native":
         return llama_native.load(config, checkpoint)
     if config.dtype == "auto":
-        reason = llama_native.why_not(config, checkpoint)
+        reason = llama_native.why_not(config, checkpoint.spec)
         if not reason:
             return llama_native.load(config, checkpoint)
         log.info("%s runs in int8, for the compiled kernels cannot run: %s", config.name, reason)

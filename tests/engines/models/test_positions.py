@@ -150,9 +150,9 @@ def test_a_window_that_no_context_outgrows_is_none(tmp_path: Path) -> None:
     assert load(folder, max_model_len=37).spec.windows == ()
     assert load(folder, max_model_len=38).spec.windows == (37, 37)
     narrow, wide = (ModelConfig(name="m", path="", max_model_len=n) for n in (38, 37))
-    checkpoint = open_checkpoint(folder)
-    assert "sliding window" in llama_native.why_not(narrow, checkpoint)
-    assert "sliding window" not in llama_native.why_not(wide, checkpoint)
+    spec = open_checkpoint(folder).spec
+    assert "sliding window" in llama_native.why_not(narrow, spec)
+    assert "sliding window" not in llama_native.why_not(wide, spec)
     assert load(folder, dtype="auto", max_model_len=38).spec.dtype == "int8"
 
 

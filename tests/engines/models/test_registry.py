@@ -69,11 +69,11 @@ def test_exact_weights_are_not_cached(tmp_path: Path, tiny_llama_path: Path) -> 
 def test_auto_is_native_where_that_can_run_and_int8_elsewhere(
     tiny_llama_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_native, "why_not", lambda config, checkpoint: "")
+    monkeypatch.setattr(llama_native, "why_not", lambda config, spec: "")
     monkeypatch.setattr(llama_native, "load", lambda config, checkpoint: (config.name, checkpoint.spec.digest))
     native = load_model(ModelConfig(name="mine", path=str(tiny_llama_path)))
     assert native == ("mine", open_checkpoint(tiny_llama_path).spec.digest)
-    monkeypatch.setattr(llama_native, "why_not", lambda config, checkpoint: "no compiler")
+    monkeypatch.setattr(llama_native, "why_not", lambda config, spec: "no compiler")
     assert load(tiny_llama_path, "auto").spec.dtype == "int8"
     assert load(tiny_llama_path, "auto").spec.digest == load(tiny_llama_path, "int8").spec.digest
 
