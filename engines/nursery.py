@@ -145,11 +145,13 @@ class ForkedWorker:
 class Zygote:
     """The process that workers of one configuration are forked from; started when first needed, and again if it dies.
 
-    Several `EngineProcess`es may share it. Its own stderr goes to `log_path`.
+    Several `EngineProcess`es may share it; it ends when the last of them has released it. Its own stderr goes to
+    `log_path`. Only for engines on the CPU: a device's context does not survive a fork.
     """
 
     def __init__(self, config: EngineConfig, log_path: Path) -> None:
         self._config, self._log_path = config, log_path
+        self._num_users = 0
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._workers: dict[int, ForkedWorker] = {}
@@ -174,8 +176,17 @@ class Zygote:
             finally:
                 self._forked = None
 
-    async def close(self) -> None:
-        """End it; workers that still live end with it. Idempotent."""
+    def retain(self) -> None:
+        """One more user, who calls `release` once."""
+        self._num_users += 1
+
+    async def release(self) -> None:
+        """One user less; without any it ends, and workers that still live end with it."""
+        self._num_users -= 1
+        if not self._num_users:
+            await self._close()
+
+    async def _close(self) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -41,8 +41,7 @@ STOP_GRACE_S = 5.0
 class EngineProcess:
     """One replica. `run_dir` (0700) holds its socket; its stderr goes to `log_path`. `on_state` hears every change.
 
-    With a `zygote` of the same configuration the worker is forked from it, at a start and at a restart; the zygote's
-    owner closes it afterwards.
+    With a `zygote` of the same configuration the worker is forked from it, at a start and at a restart.
     """
 
     def __init__(
@@ -62,6 +61,8 @@ class EngineProcess:
         self._restart = restart
         self._on_state = on_state
         self._zygote = zygote
+        if zygote is not None:
+            zygote.retain()
         self._worker: WorkerHandle | None = None
         self._remote: RemoteEngine | None = None
         self._capabilities: Capabilities | None = None
@@ -140,6 +141,8 @@ class EngineProcess:
         if self._remote is not None:
             await self._remote.close()
         await self._stop()
+        if self._zygote is not None:
+            await self._zygote.release()
 
     def _alive(self) -> RemoteEngine:
         if self._remote is None or self.state != "ready":

@@ -11,19 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from litestar import Litestar, Request, Response
 from litestar.datastructures import State
 
 from engines.api import Capabilities, Engine
-from engines.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engines.config import CacheConfig, EngineConfig, ModelConfig, RopeScaling, SchedulerConfig
 from engines.fake import FakeEngine, Script
+from engines.nursery import Zygote
 from engines.process import EngineProcess
 from engines.text.model import TextModel, load_text
 from gateway.admission import Admission
@@ -130,12 +133,13 @@ async def start_fleet(
     """One engine a replica, all starting at once. Raises EngineError or TextError with what to mend."""
     make = {"process": start_process, "local": start_local, "fake": start_fake}[kind]
     texts = {name: await asyncio.to_thread(load_text, path) for name, path in paths.items()}
+    nursery = Nursery(settings)
 
     async def start(name: str, model: Model, number: int) -> None:
         replica_name = f"{name}-{number}"
         began_s = time.monotonic()
         config = engine_config(name, model, paths[name], settings)
-        engine, is_alive = await make(replica_name, config, model, texts[name], settings)
+        engine, is_alive = await make(replica_name, config, model, texts[name], nursery)
         fleet.add(Replica(replica_name, name, engine, texts[name], is_alive=is_alive))
         facts = engine.capabilities
         report(f"{replica_name}: {facts.dtype}, {facts.num_threads} threads, {time.monotonic() - began_s:.1f} s")
@@ -152,11 +156,33 @@ async def start_fleet(
 Started = tuple[Engine, Callable[[], bool]]
 
 
-async def start_process(name: str, config: EngineConfig, model: Model, text: TextModel, settings: Settings) -> Started:
+class Nursery:
+    """The zygotes of a fleet, one a model: its replicas are forked from it, and the last one that closes ends it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._zygotes: dict[str, Zygote] = {}
+
+    def zygote(self, config: EngineConfig) -> Zygote | None:
+        """Of a model's configuration; None where workers start by themselves."""
+        if not self.settings.zygotes or sys.platform != "linux":
+            return None
+        name = config.model.name
+        if name not in self._zygotes:
+            self._zygotes[name] = Zygote(config, self.settings.log_dir / f"{file_name(name)}-zygote.log")
+        return self._zygotes[name]
+
+
+async def start_process(name: str, config: EngineConfig, model: Model, text: TextModel, nursery: Nursery) -> Started:
     """A worker process, restarted when it dies."""
+    settings = nursery.settings
     settings.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     process = EngineProcess(
-        config, run_dir=Path(settings.run_dir), name=name, log_path=settings.log_dir / f"{name}.log"
+        config,
+        run_dir=Path(settings.run_dir),
+        name=name,
+        log_path=settings.log_dir / f"{name}.log",
+        zygote=nursery.zygote(config),
     )
     try:
         await process.start()
@@ -166,7 +192,7 @@ async def start_process(name: str, config: EngineConfig, model: Model, text: Tex
     return process, lambda: process.state == "ready"
 
 
-async def start_local(name: str, config: EngineConfig, model: Model, text: TextModel, settings: Settings) -> Started:
+async def start_local(name: str, config: EngineConfig, model: Model, text: TextModel, nursery: Nursery) -> Started:
     """A thread of this process; loads torch here."""
     from engines.local import load_engine
 
@@ -174,7 +200,7 @@ async def start_local(name: str, config: EngineConfig, model: Model, text: TextM
     return engine, lambda: True
 
 
-async def start_fake(name: str, config: EngineConfig, model: Model, text: TextModel, settings: Settings) -> Started:
+async def start_fake(name: str, config: EngineConfig, model: Model, text: TextModel, nursery: Nursery) -> Started:
     """No model at all: echoes the prompt. For measuring the gateway."""
     capabilities = Capabilities(
         model=config.model.name,
@@ -197,8 +223,25 @@ def engine_config(name: str, model: Model, path: Path, settings: Settings) -> En
             cache_dir=str(Path(settings.cache_dir) / "packed"),
             dtype=model.dtype,
             max_model_len=model.max_model_len,
+            rope_scaling=rope_scaling(model),
             num_threads=model.threads or settings.engine_threads,
         ),
-        cache=CacheConfig(memory_bytes=model.kv_memory_mib << 20),
+        cache=CacheConfig(
+            memory_bytes=model.kv_memory_mib << 20,
+            dram_bytes=model.kv_dram_mib << 20,
+            disk_bytes=model.kv_disk_mib << 20,
+            disk_path=str(settings.kv_path / file_name(name)) if model.kv_disk_mib else "",
+        ),
         scheduler=SchedulerConfig(max_running=model.max_running),
     )
+
+
+def rope_scaling(model: Model) -> RopeScaling | None:
+    """The policy's words as the engine's."""
+    asked = model.rope_scaling
+    return None if asked is None else RopeScaling(kind=asked.kind, factor=asked.factor)
+
+
+def file_name(model_name: str) -> str:
+    """A folder's name for a model's name, which may have slashes; different for different names."""
+    return quote(model_name, safe="")

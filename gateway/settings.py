@@ -55,7 +55,9 @@ class TelemetrySettings(Part, frozen=True, kw_only=True):
 class Settings(Part, frozen=True, kw_only=True):
     """`data_dir` holds database, secret, policy and logs; `cache_dir` models; `run_dir` sockets.
 
-    `engine_threads` 0: cores - 1, at least 1, shared out among the workers. `api_key` is what `facet chat` sends.
+    `kv_dir`: KV blocks of models with `kv_disk_mib`; empty is `kv` in the cache folder. `zygotes`: workers are forked
+    from a process that has their model loaded (Linux). `engine_threads` 0: cores - 1, at least 1, shared out among the
+    workers. `api_key` is what `facet chat` sends.
     """
 
     host: str = "127.0.0.1"
@@ -64,6 +66,8 @@ class Settings(Part, frozen=True, kw_only=True):
     cache_dir: str
     run_dir: str
     policy_path: str = ""
+    kv_dir: str = ""
+    zygotes: bool = True
     engine_threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     api_key: str = ""
     shutdown_grace_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
@@ -79,6 +83,11 @@ class Settings(Part, frozen=True, kw_only=True):
     def secret_path(self) -> Path:
         """Server secret: keys the hashes of virtual keys and the roots of prefix caches."""
         return Path(self.data_dir) / "secret"
+
+    @property
+    def kv_path(self) -> Path:
+        """Disk tiers of the KV caches, a folder a model."""
+        return Path(self.kv_dir) if self.kv_dir else Path(self.cache_dir) / "kv"
 
     @property
     def log_dir(self) -> Path:

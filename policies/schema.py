@@ -44,6 +44,13 @@ class Price(Section, frozen=True, kw_only=True):
     output_usd_per_mtok: UsdPerMtok = 0.0
 
 
+class RopeScaling(Section, frozen=True, kw_only=True):
+    """Rotary positions beyond the trained context, in place of the checkpoint's own scaling."""
+
+    kind: Annotated[Literal["linear", "dynamic", "yarn"], about("how; `yarn` keeps most quality without training")]
+    factor: Annotated[float, about("how many times the trained context", ge=1, le=1024)]
+
+
 class Model(Section, frozen=True, kw_only=True):
     """One model that Facet runs itself."""
 
@@ -63,8 +70,16 @@ class Model(Section, frozen=True, kw_only=True):
         about("number format: `float32` is exact; `auto` is `native` where it can run, else `int8`"),
     ] = "auto"
     max_model_len: Annotated[int, about("context length in tokens; 0 is the model's own", ge=0, le=1_048_576)] = 0
+    rope_scaling: Annotated[RopeScaling | None, about("a longer context than the checkpoint's")] = None
     kv_memory_mib: Annotated[
         int, about("memory of the KV cache of one replica, MiB; 0 lets Facet choose", ge=0, le=1_048_576)
+    ] = 0
+    kv_dram_mib: Annotated[
+        int, about("memory for KV blocks that left the cache, one replica's, MiB", ge=0, le=16_777_216)
+    ] = 0
+    kv_disk_mib: Annotated[
+        int,
+        about("disk for KV blocks, one replica's, MiB; prompts are stored there in the clear", ge=0, le=1_073_741_824),
     ] = 0
     max_running: Annotated[
         int, about("requests that one replica computes at a time; more wait in its queue", ge=1, le=4096)

@@ -73,8 +73,7 @@ async def nursery(tmp_path: Path) -> AsyncIterator[Nursery]:
     yield made
     for process in made.processes:
         await process.close()
-    for zygote in made.zygotes:
-        await zygote.close()
+    assert [zygote.pid for zygote in made.zygotes] == [None] * len(made.zygotes), "a zygote outlives its workers"
 
 
 @pytest.fixture
