@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 DType = Literal["auto", "float32", "int8", "native"]
+KVDType = Literal["float32", "bfloat16", "int8", "float8", "int4"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +42,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     `path`: a .gguf file, or a folder with config.json + *.safetensors. `cache_dir`: where packed weights are kept
     (empty: no cache). `dtype`: "float32" is exact; "int8" is per-row W8A8 through torch's FBGEMM; "native" runs the
     checkpoint's own bits through the compiled kernels; "auto" is "native" where it can run, else "int8".
+    `kv_dtype`: of keys and values (`engines/ops/kv_format.py`).
     `max_model_len` 0 is the checkpoint's own. `rope_scaling` replaces the checkpoint's; 0 is then all it reaches.
     """
 
@@ -48,6 +50,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     path: str
     cache_dir: str = ""
     dtype: DType = "auto"
+    kv_dtype: KVDType = "float32"
     max_model_len: int = 0
     rope_scaling: RopeScaling | None = None
     num_threads: int = 0

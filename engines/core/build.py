@@ -78,7 +78,7 @@ def build_decoder(
         max_blocks=-(-max_model_len // block_size),
         block_size=block_size,
     )
-    kv = allocate_kv_cache(spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+    kv = allocate_kv_cache(spec.num_layers, num_blocks, spec.num_kv_heads, block_size, spec.head_dim, spec.kv_dtype)
     capabilities = Capabilities(
         model=spec.name,
         task="generate",

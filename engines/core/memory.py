@@ -1,6 +1,6 @@
 """How many KV blocks this machine can hold, by formula; and what memory there is.
 
-    bytes a block = 2 (K and V) x 4 (float32) x layers x key/value heads x block size x head dimension
+    bytes a block = 2 (K and V) x layers x key/value heads x block size x bytes of one token and head in the KV format
 
 Knows nothing of what the blocks will hold. Read next: `engines/ops/kv_cache.py`, `engines/core/build.py`.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from engines.api import EngineError
 from engines.config import CacheConfig
 from engines.models.base import ModelSpec
+from engines.ops.kv_format import FORMATS
 
 DEFAULT_KV_SHARE = 0.25
 DEFAULT_KV_LIMIT_BYTES = 2 << 30
@@ -27,12 +28,17 @@ def num_kv_blocks(spec: ModelSpec, cache: CacheConfig) -> int:
     size = cache.block_size
     if size < 1 or size & (size - 1):
         raise EngineError(f"block_size is {size}; it must be a power of two")
-    block_bytes = 2 * 4 * spec.num_layers * spec.num_kv_heads * size * spec.head_dim
+    block_bytes = size * kv_token_bytes(spec)
     budget_bytes = cache.memory_bytes or min(int(available_bytes() * DEFAULT_KV_SHARE), DEFAULT_KV_LIMIT_BYTES)
     num_blocks = cache.num_blocks or budget_bytes // block_bytes
     if num_blocks < 2:
         raise EngineError(f"the KV pool would hold {num_blocks} blocks of {block_bytes} bytes; at least 2 are needed")
     return num_blocks
+
+
+def kv_token_bytes(spec: ModelSpec) -> int:
+    """Bytes of one token's keys and values, scales included, over all layers."""
+    return 2 * spec.num_layers * spec.num_kv_heads * FORMATS[spec.kv_dtype].row_bytes(spec.head_dim)
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from engines.api import EngineError, Task
-from engines.config import RopeScaling
+from engines.config import KVDType, RopeScaling
 from engines.layers.forward_batch import ForwardBatch
 from engines.ops.kv_cache import KVCache
 
@@ -32,8 +32,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `architecture` is the checkpoint's name in our form: "llama", "qwen2", "bert". `rms_norm_eps` is the epsilon of the
     model's norms, LayerNorm included. `dtype` is the number format that runs: "checkpoint" until the registry has
-    chosen one, then "float32", "int8" or "native". `digest` is 16 hex digits of a SHA-256 over the weights' bytes and
-    the number format: equal digests give equal tokens. `embedding_dimensions` is 0 for a decoder.
+    chosen one, then "float32", "int8" or "native-..."; `kv_dtype` that of keys and values. `digest` is 16 hex digits of
+    a SHA-256 over the weights' bytes and both number formats: equal digests give equal tokens, and block hashes begin
+    with it. `embedding_dimensions` is 0 for a decoder.
     `max_positions` is the longest context that the positions reach, `max_model_len` the one that is served (in a
     checkpoint's facts: the one it names). `windows`: how many tokens each layer sees, 0 for all; empty if all see all.
     `bos_token_id` and `eos_token_ids` are what the checkpoint says (None and empty when it says nothing).
@@ -57,6 +58,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...] = ()
     tie_embeddings: bool = False
     dtype: str = "checkpoint"
+    kv_dtype: KVDType = "float32"
     digest: str = ""
     embedding_dimensions: int = 0
     bos_token_id: int | None = None

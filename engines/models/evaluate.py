@@ -130,7 +130,8 @@ def _decoder(config: ModelConfig) -> DecoderModel:
 
 def _cache(model: DecoderModel, window: int) -> KVCache:
     spec = model.spec
-    return allocate_kv_cache(spec.num_layers, -(-window // BLOCK_SIZE), spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+    num_blocks = -(-window // BLOCK_SIZE)
+    return allocate_kv_cache(spec.num_layers, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, spec.kv_dtype)
 
 
 def _report(

@@ -34,7 +34,13 @@ def running_spec(config: ModelConfig, facts: ModelSpec, dtype: str, version: str
         identity += f"|{msgspec.json.encode(placed.rope_scaling).decode()}"
     if placed.rope_scaling is not None and placed.rope_scaling.kind == "dynamic":
         identity += f"|{placed.max_model_len}"  # the base follows from the length
-    return msgspec.structs.replace(placed, name=config.name, dtype=dtype, digest=_digest(identity))
+    if config.kv_dtype != "float32":
+        if facts.task != "generate":
+            raise CheckpointError(f"{config.name}: kv_dtype is for a decoder, which keeps keys and values")
+        identity += f"|kv {config.kv_dtype}"
+    return msgspec.structs.replace(
+        placed, name=config.name, dtype=dtype, kv_dtype=config.kv_dtype, digest=_digest(identity)
+    )
 
 
 def placed_spec(config: ModelConfig, facts: ModelSpec) -> ModelSpec:

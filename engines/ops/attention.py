@@ -8,6 +8,7 @@ step; `step.attend(layer, q [T, H, D], k [T, G, D], v [T, G, D])` writes k and v
 [T, H * D]: softmax(q K^T / sqrt(D)) V over each token's own sequence up to itself. A row's bits depend on its sequence
 alone: not on its neighbours, nor on how its prompt was cut into steps. Slots past a sequence's context are never
 trusted: they may hold anything, NaN included. With a window W > 0 a token sees itself and the W - 1 tokens before it.
+The cache's format (`engines/ops/kv_format.py`) decides what is stored of k and v; all computes on what it reads back.
 
 The CPU kernel gets there by computing every row in a shape that follows from its position alone. Queries go in tiles of
 Q consecutive positions, aligned to multiples of Q, so a (position, head) always has the same place in a tile of Q x R
@@ -27,7 +28,7 @@ from typing import Protocol
 
 import torch
 
-from engines.ops.kv_cache import KVCache
+from engines.ops.kv_cache import KVCache, KVRows
 
 # Steps of the padding: torch's CPU flash kernel walks keys in splits of 512, and below that finer steps save work.
 LONG_STEP_TOKENS = 512
@@ -99,16 +100,15 @@ class _ReferenceStep:
     kv: KVCache
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        k_cache, v_cache = self.kv.k[layer], self.kv.v[layer]  # [N, G, B, D]
-        slots, size = self.inputs.slot_mapping.long(), self.kv.block_size
-        k_cache[slots // size, :, slots % size] = k
-        v_cache[slots // size, :, slots % size] = v
+        size, rotate = self.kv.block_size, self.kv.format.rotate
+        self.kv.write(layer, self.inputs.slot_mapping.long(), rotate(k), rotate(v))
+        q = rotate(q)
         out = torch.empty_like(q)
         starts = self.inputs.query_start.tolist()
         for s, context in enumerate(self.inputs.context_lens.tolist()):
             table = self.inputs.block_tables[s, : -(-context // size)].long()
-            keys = k_cache[table].transpose(0, 1).flatten(1, 2)[:, :context]  # [G, context, D]
-            values = v_cache[table].transpose(0, 1).flatten(1, 2)[:, :context]
+            blocks = self.kv.read(layer, table)  # each [n, G, B, D]
+            keys, values = (t.transpose(0, 1).flatten(1, 2)[:, :context] for t in blocks)  # [G, context, D]
             queries = q[starts[s] : starts[s + 1]].transpose(0, 1)  # [H, rows, D]
             rows = queries.shape[1]
             back = torch.arange(context - rows, context)[:, None] - torch.arange(context)  # [rows, context]
@@ -117,7 +117,7 @@ class _ReferenceStep:
                 scores = queries[h] @ keys[h // self.heads.repeats].t() / math.sqrt(self.heads.head_dim)
                 weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
                 out[starts[s] : starts[s + 1], h] = weights @ values[h // self.heads.repeats]
-        return out.flatten(1)
+        return rotate(out).flatten(1)
 
 
 class CpuAttention:
@@ -216,19 +216,15 @@ class _CpuStep:
         assert SHORT_STEP_TOKENS % kv.block_size == 0, kv.block_size
         self._heads, self._cuts, self._tile = heads, cuts, cuts.tile
         self._block_size = kv.block_size
-        G, R, D = heads.num_kv_heads, heads.repeats, heads.head_dim
-        num_layers = int(kv.k.shape[0])
-        # A layer's cache as rows of one token and head, and as rows of one block and head.
-        self._k_tokens, self._v_tokens = (t.view(num_layers, -1, D).unbind() for t in (kv.k, kv.v))
-        self._k_blocks, self._v_blocks = (t.view(num_layers, -1, kv.block_size * D).unbind() for t in (kv.k, kv.v))
+        G, R = heads.num_kv_heads, heads.repeats
+        self._kv, self._rotate = KVRows(kv), kv.format.rotate
         slots = inputs.slot_mapping.long()
         block, offset = slots // kv.block_size, slots % kv.block_size
         self._write_rows = ((block[:, None] * G + torch.arange(G)) * kv.block_size + offset[:, None]).flatten()
         # A block whose first slot is written now is new: what an earlier owner left must not reach a product.
         new_blocks = block[offset == 0]
         if new_blocks.numel():
-            kv.k.index_fill_(1, new_blocks, 0.0)
-            kv.v.index_fill_(1, new_blocks, 0.0)
+            kv.clear(new_blocks)
         places = torch.empty(slots.shape[0], dtype=torch.int64)  # of each token among all calls' n * Q places
         self._calls = self._plan(inputs, places)
         # The kernel's output lies as [place, R, G, D]; head h = g * R + r.
@@ -238,18 +234,18 @@ class _CpuStep:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `AttentionStep.attend`."""
         G, D, M = self._heads.num_kv_heads, self._heads.head_dim, self._tile * self._heads.repeats
-        self._k_tokens[layer].index_copy_(0, self._write_rows, k.reshape(-1, D))
-        self._v_tokens[layer].index_copy_(0, self._write_rows, v.reshape(-1, D))
-        q_rows, k_blocks, v_blocks = q.reshape(-1, D), self._k_blocks[layer], self._v_blocks[layer]
+        rotate = self._rotate
+        self._kv.write(layer, self._write_rows, rotate(k.reshape(-1, D)), rotate(v.reshape(-1, D)))
+        q_rows = rotate(q.reshape(-1, D))
         outs = []
         for call in self._calls:
             num_tiles, padded = call.mask.shape[0], call.mask.shape[3]
             queries = q_rows.index_select(0, call.q_rows).view(num_tiles, G, M, D)
-            keys = k_blocks.index_select(0, call.kv_rows).view(-1, G, padded, D).expand(num_tiles, -1, -1, -1)
-            values = v_blocks.index_select(0, call.kv_rows).view(-1, G, padded, D).expand(num_tiles, -1, -1, -1)
+            gathered = self._kv.read(layer, call.kv_rows)
+            keys, values = (t.view(-1, G, padded, D).expand(num_tiles, -1, -1, -1) for t in gathered)
             outs.append(_flash(queries, keys, values, call.mask).transpose(1, 2).reshape(-1, D))
         together = torch.cat(outs) if len(outs) > 1 else outs[0]
-        return together.index_select(0, self._out_rows).view(k.shape[0], -1)
+        return rotate(together.index_select(0, self._out_rows)).view(k.shape[0], -1)
 
     def _plan(self, inputs: AttentionInputs, places: torch.Tensor) -> list[_Call]:
         starts, contexts = inputs.query_start.tolist(), inputs.context_lens.tolist()

@@ -157,6 +157,8 @@ class NativeDecoder:
             *(tensor.data_ptr() for tensor in keep),
             kv.k.data_ptr(),
             kv.v.data_ptr(),
+            None if kv.k_scale is None else kv.k_scale.data_ptr(),
+            None if kv.v_scale is None else kv.v_scale.data_ptr(),
             logits.data_ptr(),
             kv.num_blocks,
             keep[0].shape[0],
@@ -164,7 +166,7 @@ class NativeDecoder:
             keep[5].shape[1],
             logits.shape[0],
             kv.block_size,
-            0,
+            kv.format.code,
         )
         status = self._library.facet_decoder_forward(self._handle, ctypes.byref(batch))
         if status == 1:
@@ -174,10 +176,15 @@ class NativeDecoder:
 
     def _check_cache(self, kv: KVCache) -> None:
         heads = self._shape.heads
-        expected = (len(self._weights.layers), kv.num_blocks, heads.num_kv_heads, kv.block_size, heads.head_dim)
-        for tensor in (kv.k, kv.v):
-            assert tensor.shape == expected, (tuple(tensor.shape), expected)
-            assert tensor.dtype == torch.float32
+        slots = (len(self._weights.layers), kv.num_blocks, heads.num_kv_heads, kv.block_size)
+        rows = (*slots, kv.format.columns(heads.head_dim))
+        for tensor, shape, dtype in (
+            (kv.k, rows, kv.format.storage),
+            (kv.v, rows, kv.format.storage),
+            *((scale, slots, torch.float32) for scale in (kv.k_scale, kv.v_scale) if scale is not None),
+        ):
+            assert tensor.shape == shape, (tuple(tensor.shape), shape)
+            assert tensor.dtype == dtype, tensor.dtype
             assert tensor.is_contiguous()
 
     def _model(self) -> Model:

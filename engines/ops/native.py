@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ABI = 1
+ABI = 2
 HERE = Path(__file__).parent
 SOURCES = HERE / "csrc"
 LIBRARY_PATTERN = "_native*.so"
@@ -108,6 +108,8 @@ class Batch(ctypes.Structure):
                 "logits_rows",
                 "k",
                 "v",
+                "k_scales",
+                "v_scales",
                 "logits",
             )
         ),
@@ -120,7 +122,7 @@ class Batch(ctypes.Structure):
                 "table_width",
                 "num_logits_rows",
                 "block_size",
-                "reserved",
+                "kv_format",
             )
         ),
     )
@@ -174,6 +176,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "facet_pool_new": (pointer, (ctypes.c_int32,)),
         "facet_pool_free": (None, (pointer,)),
         "facet_linear": (ctypes.c_int32, (pointer, ctypes.POINTER(Matrix), pointer, ctypes.c_int64, pointer)),
+        "facet_kv_store": (ctypes.c_int32, (ctypes.c_int32, pointer, ctypes.c_int64, ctypes.c_int32, pointer, pointer)),
+        "facet_kv_load": (ctypes.c_int32, (ctypes.c_int32, pointer, pointer, ctypes.c_int64, ctypes.c_int32, pointer)),
         "facet_decoder_new": (pointer, (ctypes.POINTER(Model), ctypes.c_int32)),
         "facet_decoder_free": (None, (pointer,)),
         "facet_decoder_forward": (ctypes.c_int32, (pointer, ctypes.POINTER(Batch))),

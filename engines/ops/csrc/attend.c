@@ -6,21 +6,32 @@
  */
 #include "pass.h"
 
-/* Keys and values of a tile of a sequence's first `context` tokens. */
+/* Keys and values of a tile of a sequence's first `context` tokens: where they lie, or in `room` [2, KEY_TILE, D] if the
+ * cache holds another format than float32. */
 static void find_tile(const struct pass *pass, int32_t layer, int32_t head, int32_t sequence, int32_t tile,
-                      int32_t context, key_rows *to)
+                      int32_t context, float *room, key_rows *to)
 {
     const facet_batch *batch = pass->batch;
     const int32_t *table = batch->block_tables + (int64_t)sequence * batch->table_width;
     const int32_t start = tile * KEY_TILE, size = batch->block_size, D = pass->model->head_dim;
+    const int32_t format = batch->kv_format;
+    const int64_t row_bytes = kv_row_bytes(format, D);
     to->count = context - start < KEY_TILE ? context - start : KEY_TILE;
     for (int32_t i = 0; i < to->count;) {
         const int32_t block = table[(start + i) / size], offset = (start + i) % size;
-        const float *key = block_of(pass, batch->k, layer, head, block) + (int64_t)offset * D;
-        const float *value = block_of(pass, batch->v, layer, head, block) + (int64_t)offset * D;
-        for (int32_t j = offset; j < size && i < to->count; i++, j++, key += D, value += D) {
-            to->keys[i] = key;
-            to->values[i] = value;
+        int64_t row = kv_row_of(pass, layer, head, block, offset);
+        for (int32_t j = offset; j < size && i < to->count; i++, j++, row++) {
+            const uint8_t *key = batch->k + row * row_bytes, *value = batch->v + row * row_bytes;
+            if (format == KV_FLOAT32) {
+                to->keys[i] = (const float *)key;
+                to->values[i] = (const float *)value;
+                continue;
+            }
+            float *rows[2] = {room + (int64_t)i * D, room + (int64_t)(KEY_TILE + i) * D};
+            kv_load(format, key, kv_has_scales(format) ? batch->k_scales[row] : 1.0f, D, rows[0]);
+            kv_load(format, value, kv_has_scales(format) ? batch->v_scales[row] : 1.0f, D, rows[1]);
+            to->keys[i] = rows[0];
+            to->values[i] = rows[1];
         }
     }
 }
@@ -43,9 +54,10 @@ static void attend_tiles(struct pass *pass, int32_t layer, const int32_t *rows, 
         context = positions[rows[i]] + 1 > context ? positions[rows[i]] + 1 : context;
     const int32_t seen_tiles = (context + KEY_TILE - 1) / KEY_TILE;
     const int32_t end = item->tile1 < seen_tiles ? item->tile1 : seen_tiles;
+    const int in_place = pass->batch->kv_format == KV_FLOAT32; /* then the next tile is fetched meanwhile */
     key_rows tiles[2]; /* this one and the next */
-    if (item->tile0 < end)
-        find_tile(pass, layer, item->head, sequence, item->tile0, context, &tiles[item->tile0 % 2]);
+    if (in_place && item->tile0 < end)
+        find_tile(pass, layer, item->head, sequence, item->tile0, context, NULL, &tiles[item->tile0 % 2]);
     for (int32_t t = item->tile0; t < end; t++) {
         int32_t queries = 0;
         for (int32_t i = 0; i < item->count; i++) {
@@ -58,9 +70,11 @@ static void attend_tiles(struct pass *pass, int32_t layer, const int32_t *rows, 
                 w->states[queries] = place + (int64_t)r * (D + 2);
             }
         }
-        key_rows *tile = &tiles[t % 2], *next = t + 1 < end ? &tiles[(t + 1) % 2] : NULL;
+        key_rows *tile = &tiles[t % 2], *next = in_place && t + 1 < end ? &tiles[(t + 1) % 2] : NULL;
         if (next)
-            find_tile(pass, layer, item->head, sequence, t + 1, context, next);
+            find_tile(pass, layer, item->head, sequence, t + 1, context, NULL, next);
+        if (!in_place)
+            find_tile(pass, layer, item->head, sequence, t, context, w->tile, tile);
         load_keys(tile, D, w->attention);
         attend_tile(w->queries, w->visible, w->fresh, queries, tile, next, D, w->states, w->attention);
     }
@@ -73,6 +87,8 @@ static void finish_heads(struct pass *pass, const float *states, int32_t i, int3
     float y[MAX_HEAD_DIM];
     for (int32_t r = 0; r < repeats; r++) {
         finish_state(states + (int64_t)r * (D + 2), D, y);
+        if (pass->batch->kv_format == KV_INT4)
+            rotate_hadamard(y, D);
         for (int32_t k = 0; k < D; k += GROUP)
             quantize_group(y + k, &pass->attended, i, ((head * repeats + r) * D + k) / GROUP);
     }

@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 /* Part of every structure's meaning: Python refuses a library with another number. */
-#define FACET_ABI 1
+#define FACET_ABI 2
 
 /* A weight matrix [N, K]. `data` holds ceil(N / 8) panels of 8 outputs, `panel_bytes` each, 32-byte aligned:
  *   codes   4 bits: [K / 8] x 32 bytes, byte 4 * j + i of step p = code of output j, input 8 p + i, in its low half and
@@ -76,8 +76,10 @@ typedef struct {
     const int32_t *context_lens; /* [S] */
     const int32_t *block_tables; /* [S, table_width] */
     const int64_t *logits_rows;  /* [R] */
-    float *k;                    /* [L, num_blocks, G, B, D] */
-    float *v;
+    uint8_t *k;                  /* [L, num_blocks, G, B, bytes of a row] in kv_format */
+    uint8_t *v;
+    float *k_scales;             /* [L, num_blocks, G, B], NULL for a format without */
+    float *v_scales;
     float *logits;               /* [R, V] */
     int64_t num_blocks;
     int32_t num_tokens;
@@ -85,8 +87,17 @@ typedef struct {
     int32_t table_width;
     int32_t num_logits_rows;
     int32_t block_size;
-    int32_t reserved;
+    int32_t kv_format;           /* a facet_kv_format */
 } facet_batch;
+
+/* Number formats of keys and values: kv.c. */
+typedef enum {
+    KV_FLOAT32 = 0,
+    KV_BFLOAT16 = 1,
+    KV_INT8 = 2,
+    KV_FLOAT8 = 3,
+    KV_INT4 = 4,
+} facet_kv_format;
 
 typedef enum {
     FACET_OK = 0,
@@ -110,6 +121,12 @@ void facet_pool_free(facet_pool *pool);
 
 /* y [M, N] = x [M, K] through `matrix`; one caller at a time a pool. */
 int32_t facet_linear(facet_pool *pool, const facet_matrix *matrix, const float *x, int64_t num_rows, float *y);
+
+/* Rows [num_rows, D] to a KV format and back, as a pass stores and reads them (int4 without the rotation). `scales`
+ * [num_rows] or NULL. */
+int32_t facet_kv_store(int32_t format, const float *x, int64_t num_rows, int32_t head_dim, uint8_t *to, float *scales);
+int32_t facet_kv_load(int32_t format, const uint8_t *from, const float *scales, int64_t num_rows, int32_t head_dim,
+                      float *to);
 
 /* A decoder over `model` with a pool and a scratch arena of its own. NULL: no memory, or a model it cannot run. */
 facet_decoder *facet_decoder_new(const facet_model *model, int32_t num_threads);

@@ -36,6 +36,13 @@ void silu_mul(const float *gate, const float *up, int32_t width, float *y);
 void rotate_head(const float *x, const float *cos, const float *sin, int32_t head_dim, float scale, float *y);
 void copy_floats(float *to, const float *from, int64_t count);
 
+/* kv.c. A row: what one token and key/value head hold. */
+int64_t kv_row_bytes(int32_t format, int32_t head_dim);
+int kv_has_scales(int32_t format);
+void kv_store(int32_t format, const float *x, int32_t head_dim, uint8_t *to, float *scale);
+void kv_load(int32_t format, const uint8_t *from, float scale, int32_t head_dim, float *to);
+void rotate_hadamard(float *x, int32_t head_dim);
+
 /* linear.c. Rows first..first+count of `x` through panels p0..p1; `target` row i is at to + i * stride, its column 0 is
  * output p0 * 8 (rows count from `first`, a multiple of ROW_TILE). ADD adds to what is there. `scratch` has
  * expanded_bytes(matrix) bytes. linear_pair takes at most MOST_ROWS rows. */

@@ -33,6 +33,7 @@ typedef struct {
     float *own;         /* [MOST_ROWS, repeats, D + 2] states, by rows */
     float **places;     /* [MOST_ROWS] */
     float *attention;   /* attention_scratch_floats */
+    float *tile;        /* [2, KEY_TILE, D]: keys and values of a tile whose format is not float32 */
     const float **queries; /* [MOST_ROWS * repeats], as are the next three */
     float **states;
     int32_t *visible;
@@ -71,7 +72,8 @@ void step_add(struct pass *pass, const facet_matrix *matrix, const quantized *fr
 void step_gate_up(struct pass *pass, int32_t layer, int32_t group, int32_t first, int32_t count, workspace *w);
 void step_logits(struct pass *pass, int32_t p0, int32_t p1, workspace *w);
 
-float *block_of(const struct pass *pass, float *cache, int32_t layer, int32_t head, int64_t block);
+/* Number of the row in each cache that holds slot `offset` of a block, for one layer and key/value head. */
+int64_t kv_row_of(const struct pass *pass, int32_t layer, int32_t head, int64_t block, int32_t offset);
 
 /* runs.c: items of the pass; the arrays are scratch of S, S and S + 1. `row_tiles`: the sum of rows times tiles. */
 int64_t most_items(const struct pass *pass, int64_t row_tiles);

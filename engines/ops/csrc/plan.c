@@ -13,7 +13,8 @@ int batch_is_sound(const facet_model *model, const facet_batch *batch)
 {
     const int32_t T = batch->num_tokens, S = batch->num_sequences;
     if (T < 1 || S < 1 || batch->block_size < 1 || batch->num_blocks < 1 || batch->query_start[0] != 0 ||
-        batch->query_start[S] != T || batch->num_logits_rows < 0)
+        batch->query_start[S] != T || batch->num_logits_rows < 0 || batch->kv_format < KV_FLOAT32 ||
+        batch->kv_format > KV_INT4 || (kv_has_scales(batch->kv_format) && !(batch->k_scales && batch->v_scales)))
         return 0;
     for (int32_t s = 0; s < S; s++) {
         const int32_t start = batch->query_start[s], end = batch->query_start[s + 1], context = batch->context_lens[s];
@@ -81,7 +82,7 @@ static size_t most_expanded(const facet_model *model)
     return most;
 }
 
-static void take_workspace(arena *from, const facet_model *model, size_t expanded, workspace *w)
+static void take_workspace(arena *from, const facet_model *model, int32_t kv_format, size_t expanded, workspace *w)
 {
     const int32_t D = model->head_dim, queries = MOST_ROWS * (model->num_heads / model->num_kv_heads);
     const int32_t width = model->hidden_size > model->intermediate_size ? model->hidden_size : model->intermediate_size;
@@ -93,6 +94,7 @@ static void take_workspace(arena *from, const facet_model *model, size_t expande
     own.places = take(from, MOST_ROWS, sizeof *own.places);
     own.states = take(from, (size_t)queries, sizeof *own.states);
     own.attention = take_floats(from, (int64_t)attention_scratch_floats(D));
+    own.tile = take_floats(from, kv_format == KV_FLOAT32 ? 0 : (int64_t)2 * KEY_TILE * D);
     own.queries = take(from, (size_t)queries, sizeof *own.queries);
     own.visible = take(from, (size_t)queries, sizeof *own.visible);
     own.fresh = take(from, (size_t)queries, 1);
@@ -157,7 +159,7 @@ size_t plan_pass(struct pass *pass, const facet_model *model, const facet_batch 
     pass->workers = take(&from, (size_t)num_workers, sizeof(workspace));
     const size_t expanded = most_expanded(model);
     for (int32_t i = 0; i < num_workers; i++)
-        take_workspace(&from, model, expanded, pass->workers + i);
+        take_workspace(&from, model, batch->kv_format, expanded, pass->workers + i);
     if (!pass->by_rows)
         plan_attention(pass, &from);
     return from.used;

@@ -28,17 +28,23 @@ void step_norm(struct pass *pass, const row_list *list, int32_t first, int32_t c
     }
 }
 
-float *block_of(const struct pass *pass, float *cache, int32_t layer, int32_t head, int64_t block)
+int64_t kv_row_of(const struct pass *pass, int32_t layer, int32_t head, int64_t block, int32_t offset)
 {
-    const int64_t row = (layer * pass->batch->num_blocks + block) * pass->model->num_kv_heads + head;
-    return cache + row * pass->batch->block_size * pass->model->head_dim;
+    const int64_t of_head = (layer * pass->batch->num_blocks + block) * pass->model->num_kv_heads + head;
+    return of_head * pass->batch->block_size + offset;
 }
 
-/* Where K or V of a batch row lies in its cache. */
-static float *slot(const struct pass *pass, float *cache, int32_t layer, int32_t head, int64_t at)
+/* K or V [D] of a batch row into its slot, in the cache's format; `x` may be rotated in place. */
+static void store_row(const struct pass *pass, float *x, int32_t layer, int32_t head, int64_t slot, int is_key)
 {
-    const int32_t size = pass->batch->block_size;
-    return block_of(pass, cache, layer, head, at / size) + at % size * pass->model->head_dim;
+    const facet_batch *batch = pass->batch;
+    const int32_t D = pass->model->head_dim, size = batch->block_size;
+    const int64_t row = kv_row_of(pass, layer, head, slot / size, (int32_t)(slot % size));
+    float *scales = is_key ? batch->k_scales : batch->v_scales;
+    if (batch->kv_format == KV_INT4)
+        rotate_hadamard(x, D);
+    kv_store(batch->kv_format, x, D, (is_key ? batch->k : batch->v) + row * kv_row_bytes(batch->kv_format, D),
+             scales ? scales + row : NULL);
 }
 
 /* `head` counts query heads, then key heads, then value heads. */
@@ -57,15 +63,18 @@ void step_qkv_head(struct pass *pass, int32_t layer, int32_t head, int32_t first
             linear_panels(matrix, &pass->normed, row, left < MOST_ROWS ? left : MOST_ROWS, own * panels,
                           (own + 1) * panels, &to, w->expanded);
         const int64_t angle = (int64_t)batch->positions[row] * (D / 2);
-        const float *from = w->out + (int64_t)i * D;
-        if (head < H)
-            rotate_head(from, model->cos + angle, model->sin + angle, D, model->attention_scale,
-                        pass->q + ((int64_t)row * H + own) * D);
-        else if (head < H + G)
-            rotate_head(from, model->cos + angle, model->sin + angle, D, 1.0f,
-                        slot(pass, batch->k, layer, own, batch->slot_mapping[row]));
-        else
-            copy_floats(slot(pass, batch->v, layer, own, batch->slot_mapping[row]), from, D);
+        float *from = w->out + (int64_t)i * D, key[MAX_HEAD_DIM];
+        if (head < H) {
+            float *query = pass->q + ((int64_t)row * H + own) * D;
+            rotate_head(from, model->cos + angle, model->sin + angle, D, model->attention_scale, query);
+            if (batch->kv_format == KV_INT4)
+                rotate_hadamard(query, D);
+        } else if (head < H + G) {
+            rotate_head(from, model->cos + angle, model->sin + angle, D, 1.0f, key);
+            store_row(pass, key, layer, own, batch->slot_mapping[row], 1);
+        } else {
+            store_row(pass, from, layer, own, batch->slot_mapping[row], 0);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from engines.config import KVDType
 from engines.ops.attention import (
     AttentionBackend,
     AttentionInputs,
@@ -51,10 +52,13 @@ def sequences_of(heads: Heads) -> list[Sequence]:
     ]
 
 
-def poisoned_cache(heads: Heads, num_blocks: int, block_size: int) -> KVCache:
-    kv = allocate_kv_cache(2, num_blocks, heads.num_kv_heads, block_size, heads.head_dim)
-    kv.k.fill_(float("nan"))
-    kv.v.fill_(float("inf"))
+def poisoned_cache(heads: Heads, num_blocks: int, block_size: int, kv_dtype: KVDType = "float32") -> KVCache:
+    kv = allocate_kv_cache(2, num_blocks, heads.num_kv_heads, block_size, heads.head_dim, kv_dtype)
+    for tensor in (kv.k, kv.v, kv.k_scale, kv.v_scale):
+        if tensor is not None:
+            tensor.view(torch.uint8).fill_(0xFF)  # NaN in the float formats and in all scales
+    if kv_dtype == "float32":
+        kv.v.fill_(float("inf"))
     return kv
 
 
@@ -65,13 +69,14 @@ def run(
     steps: Steps,
     block_size: int = 16,
     seed: int = 0,
+    kv_dtype: KVDType = "float32",
 ) -> list[torch.Tensor]:
     """Results of every sequence, [n, H * D] each, with blocks in an order that `seed` shuffles. Uses layer 1 of 2."""
     needed = [-(-len(one.q) // block_size) for one in sequences]
     ids = list(range(sum(needed) + 2))
     random.Random(seed).shuffle(ids)
     tables = [[ids.pop() for _ in range(n)] for n in needed]
-    kv = poisoned_cache(heads, sum(needed) + 2, block_size)
+    kv = poisoned_cache(heads, sum(needed) + 2, block_size, kv_dtype)
     width = max(needed)
     padded = torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32)
     done = [0] * len(sequences)
@@ -132,6 +137,25 @@ def test_cuts_neighbours_blocks_and_threads_do_not_change_a_bit(heads: Heads, th
     for seed, (num_threads, block_size) in enumerate([(1, 16), (3, 8), (2, 32), (1, 128)]):
         threads(num_threads)
         got = run(backend, heads, sequences, random_steps(seed), block_size, seed)
+        assert [torch.equal(a, b) for a, b in zip(got, expected, strict=True)] == [True] * len(LENGTHS), seed
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "float8", "int4"])
+@pytest.mark.parametrize("heads", SHAPES[:2], ids=str)
+def test_narrow_keys_and_values(heads: Heads, kv_dtype: KVDType, threads: Callable[[int], None]) -> None:
+    """What is stored is the same for both, so they agree as in float32; and no cut or neighbour changes a bit."""
+    sequences, backend = sequences_of(heads), CpuAttention(heads)
+    exact = run(ReferenceAttention(heads), heads, sequences, whole(), kv_dtype=kv_dtype)
+    threads(2)
+    expected = run(backend, heads, sequences, whole(), kv_dtype=kv_dtype)
+    for got, wanted in zip(expected, exact, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=5e-6)
+    float32 = run(backend, heads, sequences, whole())
+    error = max(float((a - b).abs().max()) for a, b in zip(expected, float32, strict=True))
+    assert 1e-4 < error < {"bfloat16": 0.02, "int8": 0.05, "float8": 0.3, "int4": 1.0}[kv_dtype]
+    for seed, (num_threads, block_size) in enumerate([(1, 16), (2, 32)]):
+        threads(num_threads)
+        got = run(backend, heads, sequences, random_steps(seed), block_size, seed, kv_dtype)
         assert [torch.equal(a, b) for a, b in zip(got, expected, strict=True)] == [True] * len(LENGTHS), seed
 
 
