@@ -27,7 +27,16 @@ from routers.decompose import decompose
 from routers.embed import CanonicalEmbedding, Embedded
 from routers.execute import Execution, Executor
 from routers.plan import make_plan
-from routers.types import CanonicalRequest, Event, Finished, RequestUsage, Started, TextDelta
+from routers.types import (
+    CanonicalRequest,
+    Event,
+    Finished,
+    ReasoningDelta,
+    RequestUsage,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+)
 
 CLIENT_GONE = 499
 
@@ -120,7 +129,7 @@ class Observer:
 
     def see(self, event: Event) -> None:
         """Time a token, count an end."""
-        if isinstance(event, TextDelta):
+        if isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             now_s = self._clock()
             if self._first_s is None:
                 self._first_s = now_s

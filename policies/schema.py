@@ -133,16 +133,34 @@ class Policy(Section, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def revision(self) -> str:
-        """Names the content: equal for files that mean the same. Comments, key order and written-out defaults do
-        not count.
+        """Names the content: equal for files that mean the same. Comments, key order and written-out defaults do not
+        count, so a version that knows more fields gives an old file its old revision.
         """
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:REVISION_CHARS]
+        return hashlib.sha256(msgspec.json.encode(meaning(self), order="sorted")).hexdigest()[:REVISION_CHARS]
 
     def resolve(self, name: str) -> str | None:
         """The model that a client's name stands for: itself, its alias, or what `*` stands for; None if nothing."""
         if name in self.models:
             return name
         return self.aliases.get(name, self.aliases.get("*"))
+
+
+def meaning(value: Any) -> Any:
+    """A part of a policy as plain values, without the fields that say what is so anyway."""
+    if isinstance(value, Section):
+        return {
+            field.encode_name: meaning(own)
+            for field in msgspec.structs.fields(value)
+            if (own := getattr(value, field.name)) != default_of(field)
+        }
+    if isinstance(value, dict):
+        return {key: meaning(item) for key, item in value.items()}
+    return [meaning(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> Any:
+    """What a field is when nothing is said; NODEFAULT, which equals nothing, if it must be said."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def policy_json_schema() -> dict[str, Any]:

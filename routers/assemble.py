@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from routers.types import Event, Finished, RequestUsage, Started, TextDelta
+from routers.types import Event, Finished, ReasoningDelta, RequestUsage, Started, TextDelta, ToolCallDelta
 
 
 async def assemble(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
@@ -23,7 +23,7 @@ async def assemble(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event,
             if isinstance(event, Started):
                 assert not started, "two Started events"
                 started = True
-            elif isinstance(event, TextDelta):
+            elif isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
                 assert started, "a delta before Started"
                 assert event.index not in finished, f"choice {event.index} went on after its end"
             elif isinstance(event, Finished):

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from engines.api import Chunk, EngineDeadError, EngineFaultError, EngineOverloadedError, GenerateRequest
 from policies.schema import Policy
-from routers.choice import Choice
+from routers.choice import Choice, choices_of
 from routers.embed import CanonicalEmbedding, Embedded, embed
 from routers.fleet import Fleet, Replica
 from routers.prompt import check_prompts, check_token_ids, effective_params, encode_prompts, sampling
@@ -27,6 +27,7 @@ from routers.types import (
     DeadlineExceededError,
     Decision,
     Event,
+    Finished,
     Plan,
     RequestUsage,
     Started,
@@ -81,7 +82,7 @@ class Execution:
         """Started with the first token, deltas and ends of choices, usage last. Raises RouteError."""
         step = self.plan.steps[0]
         await self._prepare(step)
-        started = False
+        started, running = False, len(self._choices)
         async with aclosing(self._chunks(step)) as chunks:
             async for index, chunk in chunks:
                 if not started:
@@ -90,13 +91,11 @@ class Execution:
                 choice = self._choices[index]
                 if choice.finished is not None:
                     continue  # what the engine computed before it heard of the stop string
-                delta, finished = choice.feed(chunk)
-                if delta is not None:
-                    yield delta
-                if finished is not None:
-                    yield finished
-                    if all(other.finished is not None for other in self._choices):
-                        break
+                for event in choice.feed(chunk):
+                    yield event
+                    running -= isinstance(event, Finished)
+                if not running:
+                    break
         yield self.usage()
 
     def usage(self) -> RequestUsage:
@@ -125,6 +124,7 @@ class Execution:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             completion_tokens=completion_tokens,
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
             aspects=(aspect,),
         )
 
@@ -144,8 +144,7 @@ class Execution:
         self._params = effective_params(
             self.request.params, overrides, seed=self._executor.draw_seed() if seed is None else seed, room=room
         )
-        num_choices = len(self._prompts) * self._params.n
-        self._choices = [Choice(index, text, self._params) for index in range(num_choices)]
+        self._choices = choices_of(self.request, self._prompts, text, self._params)
 
     async def _chunks(self, step: Step) -> AsyncGenerator[tuple[int, Chunk], None]:
         """(global choice index, chunk) of all prompts, each under the step's deadline."""

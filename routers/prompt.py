@@ -14,7 +14,7 @@ import msgspec
 from engines.api import Capabilities, SamplingParams
 from engines.text.errors import TemplateError
 from engines.text.model import TextModel
-from routers.types import BadRequestError, CanonicalRequest, Message, Params
+from routers.types import BadRequestError, CanonicalRequest, Message, Params, Tool
 
 # Shorter texts are encoded in well under a millisecond; longer ones go to a thread, so that the loop stays free.
 INLINE_CHARS = 16_384
@@ -36,7 +36,8 @@ def encode_now(request: CanonicalRequest, text: TextModel) -> list[list[int]]:
     if request.messages:
         messages = [template_message(message) for message in request.messages]
         try:
-            return [text.encode_chat(messages, **request.template_kwargs)]
+            tools = [template_tool(tool) for tool in request.tools]
+            return [text.encode_chat(messages, tools=tools, **request.template_kwargs)]
         except TemplateError as error:
             raise BadRequestError(str(error), param="messages", code="invalid_messages") from error
     return [text.encode(prompt) for prompt in request.prompts]
@@ -51,6 +52,12 @@ def template_message(message: Message) -> dict[str, Any]:
     """The mapping a chat template reads."""
     named = {"name": message.name} if message.name is not None else {}
     return {"role": message.role, "content": message.content, **named, **message.extra}
+
+
+def template_tool(tool: Tool) -> dict[str, Any]:
+    """The mapping a chat template prints."""
+    described = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": described}
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], request: CanonicalRequest, capabilities: Capabilities) -> None:

@@ -54,6 +54,15 @@ class Params(Value, frozen=True, kw_only=True):
     deterministic: bool = False
 
 
+class Tool(Value, frozen=True, kw_only=True):
+    """A function that the model may call. `parameters` is a JSON schema of an object; `strict`: it must be kept."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
 class CanonicalRequest(Value, frozen=True, kw_only=True):
     """What a client asked for, whatever the surface.
 
@@ -71,6 +80,8 @@ class CanonicalRequest(Value, frozen=True, kw_only=True):
     params: Params = Params()
     stream: bool = False
     template_kwargs: dict[str, Any] = {}
+    tools: tuple[Tool, ...] = ()
+    parallel_tool_calls: bool = True
     tenant: str = ""
     cache_salt: bytes = b""
     priority: int = 0
@@ -170,11 +181,32 @@ class TextDelta(Value, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ReasoningDelta(Value, frozen=True, kw_only=True):
+    """New text of a choice's thoughts."""
+
+    index: int
+    text: str
+
+
+class ToolCallDelta(Value, frozen=True, kw_only=True):
+    """Tool call number `call` of a choice: its name once, then fragments of its arguments, which join to one JSON
+    object. `call_id` only if the model gave one."""
+
+    index: int
+    call: int
+    name: str | None = None
+    call_id: str | None = None
+    arguments: str = ""
+
+
 class Finished(Value, frozen=True, kw_only=True):
     """Exactly once per choice, after its last delta. `stop_reason`: the stop string or token id that matched."""
 
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     stop_reason: str | int | None = None
 
 
@@ -199,10 +231,12 @@ class RequestUsage(Value, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
     aspects: tuple[AspectUsage, ...] = ()
 
 
-Event = Started | TextDelta | Finished | RequestUsage
+Delta = TextDelta | ReasoningDelta | ToolCallDelta
+Event = Started | Delta | Finished | RequestUsage
 
 
 class RouteError(Exception):

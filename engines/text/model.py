@@ -16,8 +16,14 @@ from typing import Any
 from engines.gguf_header import is_gguf, read_gguf_header
 from engines.text.detokenize import Detokenizer
 from engines.text.errors import TextError, TokenizerError
+from engines.text.output import OutputForm, OutputReader
 from engines.text.template import CHATML, ChatTemplate
 from engines.text.tokenizer import Tokenizer, load_tokenizer
+from engines.text.tools.base import Offered
+from engines.text.tools.prompt import in_words
+
+# Enough to hold a mark that opens the model's thoughts.
+PROMPT_END_TOKENS = 16
 
 # Markers that end a turn in the common families; each counts only if the vocabulary has it as a special token.
 TURN_ENDS = (
@@ -37,7 +43,9 @@ class TextModel:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, eos_token_ids: Sequence[int]) -> None:
         self.tokenizer = tokenizer
+        self.form = OutputForm(template.source)
         self._template = template
+        self._takes_tools = "tools" in template.source
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = tokenizer.vocab_size
 
@@ -46,11 +54,30 @@ class TextModel:
         return self.tokenizer.encode(text)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        **variables: Any,
     ) -> list[int]:
-        """Ids of a rendered chat. Raises TemplateError when the template refuses the messages."""
-        parts = self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        """Ids of a rendered chat. A template that knows no tools gets them in words. Raises TemplateError when it
+        refuses the messages."""
+        if not self._takes_tools:
+            messages, tools = in_words(messages, tools), ()
+        parts = self._template.render(messages, tools, add_generation_prompt=add_generation_prompt, **variables)
         return self.tokenizer.encode_parts(parts)
+
+    def output_reader(self, offered: Offered | None, prompt_ids: Sequence[int]) -> OutputReader | None:
+        """For one choice of a chat: tells thoughts and calls from the answer; None if this model has neither.
+        `offered` None: the request has no tools."""
+        end = b"".join(self.token_bytes(token_id) for token_id in prompt_ids[-PROMPT_END_TOKENS:])
+        return self.form.reader(offered, end.decode("utf-8", "replace"))
+
+    def output_marks(self, *, with_tools: bool) -> frozenset[int]:
+        """Special tokens that `output_reader` looks for; the detokenizer must keep them."""
+        known = self.tokenizer.special_tokens
+        return frozenset(known[mark] for mark in self.form.marks(with_tools=with_tools) if mark in known)
 
     def encode_for_embedding(self, text: str) -> list[int]:
         """Ids with the model's own frame ([CLS] ... [SEP]); the text itself holds no special tokens."""
@@ -59,9 +86,9 @@ class TextModel:
             return self.tokenizer.encode(text, specials=False)
         return [*frame[:1], *self.tokenizer.encode(text, specials=False), *frame[1:]]
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh stream."""
-        return Detokenizer(self.tokenizer, skip_special_tokens=skip_special_tokens)
+    def detokenizer(self, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> Detokenizer:
+        """A fresh stream; special tokens in `keep` are text."""
+        return Detokenizer(self.tokenizer, skip_special_tokens=skip_special_tokens, keep=keep)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token; an id without a token (padding of the vocabulary) has none."""

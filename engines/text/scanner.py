@@ -13,7 +13,7 @@ Knows nothing of tools or tokens. Read next: `engines/text/tools/base.py`, `engi
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 import msgspec
 
@@ -50,6 +50,22 @@ class CallArguments(msgspec.Struct, frozen=True):
 
 Piece = Content | Reasoning | CallStart | CallArguments
 Kind = type[Content] | type[Reasoning] | int  # an int: arguments of that call
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same with neighbours of one kind as one piece."""
+    result: list[Piece] = []
+    for piece in pieces:
+        last = result[-1] if result else None
+        if isinstance(piece, Content) and isinstance(last, Content):
+            result[-1] = Content(last.text + piece.text)
+        elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
+            result[-1] = Reasoning(last.text + piece.text)
+        elif isinstance(piece, CallArguments) and isinstance(last, CallArguments) and piece.index == last.index:
+            result[-1] = CallArguments(piece.index, last.text + piece.text)
+        else:
+            result.append(piece)
+    return result
 
 
 class MalformedError(Exception):

@@ -48,18 +48,23 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template does not compile: {error}") from error
+        self.source = source
         self._constants = dict(constants)
         tokens = sorted((re.escape(token) for token in special_tokens), key=len, reverse=True)
         self._special = re.compile("|".join(tokens)) if tokens else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[tuple[str, bool]]:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **variables: Any
+    ) -> list[tuple[str, bool]]:
         """Parts (text, trusted) whose concatenation is the prompt. Raises TemplateError.
 
         `variables` reach the template beside `messages`; they cannot replace it or the constants.
         """
-        marks = Placeholders(self._special, messages)
+        marks = Placeholders(self._special, [*messages, *tools])
         hidden = [marks.hide(message) for message in messages]
         values = {**variables, **self._constants, "messages": hidden}
+        if tools:
+            values["tools"] = [marks.hide(tool) for tool in tools]
         pieces: list[str] = []
         size = 0
         try:

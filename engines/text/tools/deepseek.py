@@ -16,6 +16,7 @@ from engines.text.tools.base import MAX_NAME_CHARS, Offered, arguments, attempt
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 FENCE = "```"
+MARKS = (SECTION, SECTION_END, CALL, SEPARATOR, CALL_END)
 
 
 def deepseek(scanner: Scanner, offered: Offered) -> Wait:

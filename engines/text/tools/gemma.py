@@ -16,6 +16,7 @@ from engines.text.scanner import MalformedError, Scanner, Wait
 from engines.text.tools.base import MAX_NAME_CHARS, Offered, attempt, complete_call, typed
 
 FORMS = {"<|tool_call>": ("<tool_call|>", '<|"|>'), "<start_function_call>": ("<end_function_call>", "<escape>")}
+MARKS = tuple(mark for start, rest in FORMS.items() for mark in (start, *rest))
 
 
 def gemma(scanner: Scanner, offered: Offered) -> Wait:

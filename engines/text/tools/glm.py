@@ -12,6 +12,7 @@ from engines.text.tools.base import MAX_NAME_CHARS, Offered, attempt, complete_c
 from engines.text.tools.hermes import CLOSE, OPEN, blank_before
 
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+MARKS = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 
 
 def glm(scanner: Scanner, offered: Offered) -> Wait:

@@ -18,6 +18,7 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 MAX_HEADER_CHARS = 512
+MARKS = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 
 
 def harmony(scanner: Scanner, offered: Offered) -> Wait:

@@ -9,6 +9,7 @@ from engines.text.scanner import Scanner, Wait
 from engines.text.tools.base import Offered, attempt, json_calls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MARKS = (OPEN, CLOSE)
 
 
 def hermes(scanner: Scanner, offered: Offered) -> Wait:

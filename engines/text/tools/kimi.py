@@ -10,6 +10,7 @@ from engines.text.tools.base import MAX_NAME_CHARS, Offered, arguments, attempt
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENT, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+MARKS = (SECTION, SECTION_END, CALL, ARGUMENT, CALL_END)
 
 
 def kimi(scanner: Scanner, offered: Offered) -> Wait:

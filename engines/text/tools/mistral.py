@@ -10,6 +10,7 @@ from engines.text.scanner import MalformedError, Scanner, Wait
 from engines.text.tools.base import MAX_NAME_CHARS, Offered, arguments, attempt, json_calls
 
 MARK, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MARKS = (MARK, CALL_ID, ARGS)
 
 
 def mistral(scanner: Scanner, offered: Offered) -> Wait:

@@ -22,6 +22,7 @@ from engines.text.tools.hermes import blank_before
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+MARKS = (OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
 
 def qwen_xml(scanner: Scanner, offered: Offered) -> Wait:

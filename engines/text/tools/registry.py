@@ -7,34 +7,39 @@ Read next: `engines/text/tools/base.py`.
 
 from __future__ import annotations
 
-from engines.text.tools.base import Family
-from engines.text.tools.deepseek import deepseek
-from engines.text.tools.gemma import gemma
-from engines.text.tools.glm import glm
-from engines.text.tools.harmony import harmony
-from engines.text.tools.hermes import hermes
-from engines.text.tools.kimi import kimi
-from engines.text.tools.llama_json import llama_json
-from engines.text.tools.marked_json import marked_json
-from engines.text.tools.mistral import mistral
-from engines.text.tools.pythonic import pythonic
-from engines.text.tools.qwen_xml import qwen_xml
+from typing import NamedTuple
 
-FENCED = ("```json", "```")
-FAMILIES: dict[str, Family] = {
-    "deepseek": deepseek,
-    "gemma": gemma,
-    "glm": glm,
-    "granite": marked_json(("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
-    "harmony": harmony,
-    "hermes": hermes,
-    "kimi": kimi,
-    "llama3_json": llama_json,
-    "mistral": mistral,
-    "phi": marked_json(("functools", "<|tool_call|>"), ("<|/tool_call|>",)),
-    "pythonic": pythonic,
-    "qwen3_xml": qwen_xml,
-    "xlam": marked_json(("[TOOL_CALLS]", "<tool_call>", *FENCED), ("</tool_call>", "```"), bare=True),
+from engines.text.tools import deepseek, gemma, glm, harmony, hermes, kimi, llama_json, mistral, pythonic, qwen_xml
+from engines.text.tools.base import Family
+from engines.text.tools.marked_json import marked_json
+
+
+class ToolFamily(NamedTuple):
+    """`read` finds the calls; `marks` are what it looks for: special tokens among them stay in the stream."""
+
+    read: Family
+    marks: tuple[str, ...]
+
+
+def marked(marks: tuple[str, ...], ends: tuple[str, ...] = (), *, bare: bool = False) -> ToolFamily:
+    """A family of `marked_json`."""
+    return ToolFamily(marked_json(marks, ends, bare=bare), (*marks, *ends))
+
+
+FAMILIES: dict[str, ToolFamily] = {
+    "deepseek": ToolFamily(deepseek.deepseek, deepseek.MARKS),
+    "gemma": ToolFamily(gemma.gemma, gemma.MARKS),
+    "glm": ToolFamily(glm.glm, glm.MARKS),
+    "granite": marked(("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
+    "harmony": ToolFamily(harmony.harmony, harmony.MARKS),
+    "hermes": ToolFamily(hermes.hermes, hermes.MARKS),
+    "kimi": ToolFamily(kimi.kimi, kimi.MARKS),
+    "llama3_json": ToolFamily(llama_json.llama_json, (llama_json.TAG,)),
+    "mistral": ToolFamily(mistral.mistral, mistral.MARKS),
+    "phi": marked(("functools", "<|tool_call|>"), ("<|/tool_call|>",)),
+    "pythonic": ToolFamily(pythonic.pythonic, pythonic.TAGS),
+    "qwen3_xml": ToolFamily(qwen_xml.qwen_xml, qwen_xml.MARKS),
+    "xlam": marked(("[TOOL_CALLS]", "<tool_call>", "```json", "```"), ("</tool_call>", "```"), bare=True),
 }
 DEFAULT = "xlam"
 # What a chat template writes before a call, the most telling first.

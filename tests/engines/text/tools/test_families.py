@@ -39,7 +39,7 @@ class Read:
 
 
 def read(family: str, *chunks: str, offered: Offered = OFFERED) -> Read:
-    parser = tool_parser(FAMILIES[family], offered)
+    parser = tool_parser(FAMILIES[family].read, offered)
     pieces: list[Piece] = []
     for chunk in chunks:
         pieces += parser.feed(chunk)
