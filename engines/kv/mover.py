@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 
 import numpy as np
 
 from engines.kv.tiers import BlockName, BlockTier
-from engines.ops.kv_copy import BlockCopier
+from engines.ops.kv_copy import BlockCopier, Bytes
 
 log = logging.getLogger("facet.engine")
 
@@ -69,7 +70,9 @@ class Mover:
         """Tiers nearest first."""
         self.on_result: Callable[[], None] = lambda: None
         self._copier, self._tiers = copier, tiers
-        self._buffer = np.empty(copier.block_bytes, dtype=np.uint8)
+        self._buffers = np.empty((2, copier.block_bytes), dtype=np.uint8)
+        # Reads the next block of a load while the last one is written: it has its turn at the tiers only then.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="facet-kv-reader")
         self._loads: deque[LoadJob] = deque()
         self._stores: deque[StoreJob] = deque()
         self._results: deque[Result] = deque()
@@ -115,6 +118,7 @@ class Mover:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        self._reader.shutdown()
         for tier in self._tiers:
             tier.close()
 
@@ -144,34 +148,38 @@ class Mover:
             return self._loads.popleft() if self._loads else self._stores.popleft()
 
     def _load(self, job: LoadJob, changes: Changes) -> int:
-        for number, (name, block_id) in enumerate(zip(job.names, job.block_ids, strict=True)):
-            if not self._fetch(name, changes):
+        count = len(job.names)
+        ahead = self._reader.submit(self._fetch, job.names[0], changes, self._buffers[0])
+        for number, block_id in enumerate(job.block_ids):
+            if not ahead.result():
                 return number
-            self._copier.write(block_id, self._buffer)
-        return len(job.names)
+            if number + 1 < count:
+                ahead = self._reader.submit(self._fetch, job.names[number + 1], changes, self._buffers[1 - number % 2])
+            self._copier.write(block_id, self._buffers[number % 2])
+        return count
 
-    def _fetch(self, name: BlockName, changes: Changes) -> bool:
-        """Into the buffer, from the nearest tier that has it."""
+    def _fetch(self, name: BlockName, changes: Changes, into: Bytes) -> bool:
+        """From the nearest tier that has it."""
         for tier in self._tiers:
             held = tier.holds(name.hash)
-            if held and tier.get(name, self._buffer):
+            if held and tier.get(name, into):
                 return True
             if held and not tier.holds(name.hash):
                 changes.removed.append((tier.medium, name.hash))
         return False
 
     def _store(self, job: StoreJob, changes: Changes) -> None:
-        read = False
+        read, buffer = False, self._buffers[0]
         for tier in self._tiers:
             if tier.holds(job.name.hash):
                 tier.touch(job.name.hash)
                 continue
             if not read:
                 if not job.is_cancelled:
-                    self._copier.read(job.block_id, self._buffer)
+                    self._copier.read(job.block_id, buffer)
                 if job.is_cancelled:
                     return
                 read = True
-            changes.removed += [(tier.medium, block_hash) for block_hash in tier.put(job.name, self._buffer)]
+            changes.removed += [(tier.medium, block_hash) for block_hash in tier.put(job.name, buffer)]
             if tier.holds(job.name.hash):
                 changes.stored.append((tier.medium, job.name.hash, job.name.parent_block))

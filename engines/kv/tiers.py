@@ -41,7 +41,7 @@ class BlockName:
 
 
 class BlockTier(Protocol):
-    """Blocks by name, bounded in bytes. `holds` may be called from any thread, all else from the mover's only."""
+    """Blocks by name, bounded in bytes. `holds` may be called from any thread, all else by one at a time."""
 
     @property
     def medium(self) -> str:
