@@ -44,6 +44,7 @@ class Limits(Part, frozen=True, kw_only=True):
     stop_chars: Positive = 256
     stop_token_ids: Positive = 128
     logit_bias: Positive = 1024
+    tools: Positive = 128
 
 
 class TelemetrySettings(Part, frozen=True, kw_only=True):

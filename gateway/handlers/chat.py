@@ -5,7 +5,7 @@ Read next: `gateway/pipeline.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -28,10 +28,13 @@ from gateway.handlers.common import (
     wire_usage,
 )
 from gateway.handlers.params import canonical_params, decode, refuse_not_served
+from gateway.handlers.tools import GatheredCalls, call_id, earlier_calls, tools_of
 from gateway.settings import Limits
 from gateway.sse import DONE, EventStream, JsonAnswer, frame, unless_gone
 from gateway.wire.openai import (
     AssistantMessage,
+    CallDelta,
+    CallFunctionDelta,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -44,7 +47,19 @@ from gateway.wire.openai import (
     TopLogprobWire,
     UsageWire,
 )
-from routers.types import CanonicalRequest, Event, Finished, Message, RequestUsage, TextDelta, TokenLogprob
+from routers.types import (
+    CanonicalRequest,
+    Delta,
+    Event,
+    Finished,
+    Message,
+    ReasoningDelta,
+    RequestUsage,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+)
 
 DECODER = msgspec.json.Decoder(ChatRequest)
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort", "date_string"})
@@ -61,7 +76,7 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     events = surface.pipeline.run(caller, canonical, request.headers)
     if wire.stream:
         started = await unless_gone(request.receive, begin(events))
-        frames = stream_frames(events, wire, identity("chatcmpl", started, canonical, surface))
+        frames = stream_frames(events, wire, identity("chatcmpl", started, canonical, surface), surface.new_id)
         return EventStream(await anext(frames), frames, headers=evidence(started, canonical))
     return await unless_gone(request.receive, whole(events, wire, canonical, surface))
 
@@ -88,6 +103,8 @@ def to_canonical(wire: ChatRequest, new_id: str, limits: Limits) -> CanonicalReq
         params=canonical_params(wire, limits, max_tokens=max_tokens, logprobs=logprobs),
         stream=bool(wire.stream),
         template_kwargs=kwargs,
+        tools=tools_of(wire, limits),
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
         priority=wire.priority or 0,
     )
 
@@ -95,18 +112,18 @@ def to_canonical(wire: ChatRequest, new_id: str, limits: Limits) -> CanonicalReq
 def to_message(message: ChatMessage, number: int) -> Message:
     """Text content only. `developer` is OpenAI's newer name of `system`."""
     where = f"messages[{number}]"
-    if message.tool_calls or message.function_call:
+    if message.function_call is not None:
         raise ApiError(
             400,
-            f"{where}.tool_calls is not served by this version; send the conversation without tool calls.",
-            param=f"{where}.tool_calls",
+            f"{where}.function_call is the old form of tool_calls; send tool_calls.",
+            param=f"{where}.function_call",
             code="unsupported_parameter",
         )
     return Message(
         role="system" if message.role == "developer" else message.role,
         content=content_text(message, where),
         name=message.name,
-        extra={"tool_call_id": message.tool_call_id} if message.tool_call_id is not None else {},
+        extra=earlier_calls(message, where),
     )
 
 
@@ -146,7 +163,7 @@ async def whole(
     """Wait for everything and answer once."""
     async with aclosing(events):
         started = await begin(events)
-        choices = [Gathered() for _ in range(canonical.params.n)]
+        choices = [GatheredChat(surface.new_id) for _ in range(canonical.params.n)]
         usage: RequestUsage | None = None
         async for event in events:
             if isinstance(event, TextDelta):
@@ -154,6 +171,10 @@ async def whole(
                 gathered.text.append(event.text)
                 gathered.token_ids += event.token_ids
                 gathered.logprobs += wire_logprobs(event.logprobs or ())
+            elif isinstance(event, ReasoningDelta):
+                choices[event.index].reasoning.append(event.text)
+            elif isinstance(event, ToolCallDelta):
+                choices[event.index].calls.add(event)
             elif isinstance(event, Finished):
                 choices[event.index].finished = event
             elif isinstance(event, RequestUsage):
@@ -171,12 +192,32 @@ async def whole(
     return JsonAnswer(encode(response), headers=evidence(started, canonical))
 
 
-def whole_choice(index: int, gathered: Gathered, wire: ChatRequest) -> ChatChoice:
+class GatheredChat(Gathered):
+    """The pieces of one choice of a chat."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        super().__init__()
+        self.reasoning: list[str] = []
+        self.calls = GatheredCalls(new_id)
+
+    def message(self, *, with_reasoning: bool) -> AssistantMessage:
+        """The whole answer."""
+        calls, text = self.calls.wire(), "".join(self.text)
+        thoughts = "".join(self.reasoning) if with_reasoning and self.reasoning else msgspec.UNSET
+        return AssistantMessage(
+            content=text if text or not calls else None,
+            tool_calls=calls or msgspec.UNSET,
+            reasoning=thoughts,
+            reasoning_content=thoughts,
+        )
+
+
+def whole_choice(index: int, gathered: GatheredChat, wire: ChatRequest) -> ChatChoice:
     """One choice of a whole answer."""
     assert gathered.finished is not None, f"choice {index} never finished"
     return ChatChoice(
         index=index,
-        message=AssistantMessage(content="".join(gathered.text)),
+        message=gathered.message(with_reasoning=wire.include_reasoning is not False),
         logprobs=ChatLogprobs(content=gathered.logprobs) if wire.logprobs else None,
         finish_reason=gathered.finished.finish_reason,
         stop_reason=gathered.finished.stop_reason,
@@ -185,7 +226,7 @@ def whole_choice(index: int, gathered: Gathered, wire: ChatRequest) -> ChatChoic
 
 
 async def stream_frames(
-    events: AsyncGenerator[Event, None], wire: ChatRequest, made: Identity
+    events: AsyncGenerator[Event, None], wire: ChatRequest, made: Identity, new_id: Callable[[], str]
 ) -> AsyncGenerator[bytes, None]:
     """Role of each choice, its content, its end; usage if asked for; [DONE]. A fault is one error frame."""
     options = wire.stream_options
@@ -212,18 +253,33 @@ async def stream_frames(
                     if with_usage:
                         yield chunk([], wire_usage(event))
                     continue
-                assert isinstance(event, TextDelta | Finished), f"unexpected event {event}"
+                assert not isinstance(event, Started), f"unexpected event {event}"
+                if not is_wanted(event, wire):
+                    continue
                 if event.index not in spoken:
                     spoken.add(event.index)
                     yield chunk([ChatChunkChoice(index=event.index, delta=ChatDelta(role="assistant", content=""))])
-                yield chunk([stream_choice(event, wire)])
+                yield chunk([stream_choice(event, wire, new_id)])
         yield DONE
     except Exception as error:
         yield error_frame(error, made.request_id)
 
 
-def stream_choice(event: TextDelta | Finished, wire: ChatRequest) -> ChatChunkChoice:
+def is_wanted(event: Delta | Finished, wire: ChatRequest) -> bool:
+    """False for thoughts that were declined, and for tokens without text when nobody asked for ids or log-probs."""
+    if isinstance(event, ReasoningDelta):
+        return wire.include_reasoning is not False
+    if isinstance(event, TextDelta):
+        return bool(event.text) or event.logprobs is not None or bool(wire.return_token_ids)
+    return True
+
+
+def stream_choice(event: Delta | Finished, wire: ChatRequest, new_id: Callable[[], str]) -> ChatChunkChoice:
     """One event as a choice of a chunk."""
+    if isinstance(event, ReasoningDelta):
+        return ChatChunkChoice(index=event.index, delta=ChatDelta(reasoning=event.text, reasoning_content=event.text))
+    if isinstance(event, ToolCallDelta):
+        return ChatChunkChoice(index=event.index, delta=ChatDelta(tool_calls=[call_delta(event, new_id)]))
     if isinstance(event, Finished):
         return ChatChunkChoice(
             index=event.index, delta=ChatDelta(), finish_reason=event.finish_reason, stop_reason=event.stop_reason
@@ -233,6 +289,18 @@ def stream_choice(event: TextDelta | Finished, wire: ChatRequest) -> ChatChunkCh
         delta=ChatDelta(content=event.text),
         logprobs=ChatLogprobs(content=wire_logprobs(event.logprobs)) if event.logprobs is not None else None,
         token_ids=list(event.token_ids) if wire.return_token_ids else msgspec.UNSET,
+    )
+
+
+def call_delta(event: ToolCallDelta, new_id: Callable[[], str]) -> CallDelta:
+    """A call's first part has its id, type and name; the others only text."""
+    if event.name is None:
+        return CallDelta(index=event.call, function=CallFunctionDelta(arguments=event.arguments))
+    return CallDelta(
+        index=event.call,
+        id=event.call_id or call_id(new_id),
+        type="function",
+        function=CallFunctionDelta(name=event.name, arguments=event.arguments),
     )
 
 

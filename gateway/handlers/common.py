@@ -18,7 +18,7 @@ from gateway.limits import REQUEST_ID
 from gateway.pipeline import Pipeline
 from gateway.settings import Limits
 from gateway.sse import frame
-from gateway.wire.openai import AspectUsageWire, PromptTokensDetails, UsageWire
+from gateway.wire.openai import AspectUsageWire, CompletionTokensDetails, PromptTokensDetails, UsageWire
 from routers.types import CanonicalRequest, Event, Finished, RequestUsage, Started
 
 logger = logging.getLogger("facet.gateway")
@@ -100,6 +100,7 @@ def wire_usage(usage: RequestUsage) -> UsageWire:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         aspects=[
             AspectUsageWire(
                 aspect=aspect.aspect,

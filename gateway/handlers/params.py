@@ -43,7 +43,6 @@ NOT_SERVED = (
     "logits_processors",
     "kv_transfer_params",
     "lora_path",
-    "tools",
     "functions",
     "function_call",
     "audio",
@@ -82,14 +81,6 @@ def refuse_constraint_formats(request: Generation) -> None:
             400,
             f"response_format.type is {kind!r}; this version serves 'text' only.",
             param="response_format",
-            code="unsupported_parameter",
-        )
-    tool_choice = getattr(request, "tool_choice", None)
-    if tool_choice not in (None, "none", "auto"):
-        raise ApiError(
-            400,
-            "tool_choice asks for a tool call; tools are not served by this version.",
-            param="tool_choice",
             code="unsupported_parameter",
         )
     modalities = getattr(request, "modalities", None)

@@ -80,13 +80,44 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
+class CallFunctionWire(msgspec.Struct, frozen=True, kw_only=True):
+    """Name and arguments; arguments are a string that holds a JSON object."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = ""
+
+
+class ToolCallWire(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of an assistant's turn."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CallFunctionWire
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions are served; any other type is named in the refusal."""
+
+    type: str
+    function: FunctionDefinition | None = None
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: list[ToolCallWire] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
 
@@ -99,8 +130,10 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
-    tools: Any = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: list[str] | None = None
@@ -141,6 +174,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Of which, thoughts."""
+
+    reasoning_tokens: int
+
+
 class AspectUsageWire(msgspec.Struct, frozen=True, kw_only=True):
     """What one candidate of one step took."""
 
@@ -159,6 +198,7 @@ class UsageWire(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
     aspects: list[AspectUsageWire]
 
 
@@ -187,14 +227,17 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer."""
+    """The whole answer. `content` is null if there are only calls. Thoughts go by both names that clients read."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCallWire] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
-FinishReasonWire = Literal["stop", "length"]
+FinishReasonWire = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,11 +263,30 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class CallFunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """`name` once; fragments of `arguments` join to one JSON object."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of call number `index`; `id` and `type` in its first part only."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CallFunctionDelta
+
+
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New content of a choice; `role` in its first chunk only."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,6 +48,26 @@ def text(**changes: Any) -> dict[str, Any]:
 
 COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 GREETING = "Grüß dich 👋 heute"  # characters of two and four bytes, cut by the engine's chunks
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Of a city", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+CALLS = (
+    "Let me see.\n<tool_call>\n"
+    '{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>\n<tool_call>{"name": "now"}</tool_call>'
+)
+TALK = [
+    *HI,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+]
 CASES = {
     "chat-whole": Case(body=chat()),
     "chat-alias": Case(body=chat(model="gpt-4o-mini")),
@@ -60,6 +80,13 @@ CASES = {
     "chat-stream-stop-string": Case(body=chat(max_tokens=32, stop=["dich"], stream=True), says=GREETING),
     "chat-stream-dies": Case(body=chat(stream=True), script=Script(fail_after=2)),
     "chat-dies-before-its-first-token": Case(body=chat(stream=True), script=Script(fail_after=0)),
+    "chat-tools": Case(body=chat(max_tokens=200, tools=TOOLS), says=CALLS),
+    "chat-tools-stream": Case(body=chat(max_tokens=200, tools=TOOLS, stream=True), says=CALLS),
+    "chat-tools-one-call": Case(body=chat(max_tokens=200, tools=TOOLS, parallel_tool_calls=False), says=CALLS),
+    "chat-tools-none": Case(body=chat(max_tokens=200, tools=TOOLS, tool_choice="none"), says="<tool_call>now"),
+    "chat-tools-malformed": Case(body=chat(max_tokens=200, tools=TOOLS), says="<tool_call>{'name': 'now'}</tool_call>"),
+    "chat-tools-cut-off": Case(body=chat(max_tokens=60, tools=TOOLS), says=CALLS),
+    "chat-tools-result": Case(body=chat(messages=TALK, tools=TOOLS)),
     "completions-whole": Case(path=COMPLETIONS, body=text(prompt=["abc", "de"])),
     "completions-echo": Case(path=COMPLETIONS, body=text(echo=True)),
     "completions-logprobs": Case(path=COMPLETIONS, body=text(logprobs=1)),
@@ -90,6 +117,11 @@ CASES = {
     "error-out-of-range": Case(body=chat(temperature=3)),
     "error-not-a-number": Case(raw=b'{"model": "small", "messages": [], "temperature": NaN}'),
     "error-not-served": Case(body=chat(guided_json={"type": "object"})),
+    "error-tool-choice": Case(body=chat(tools=TOOLS, tool_choice="required")),
+    "error-tool-choice-without-tools": Case(body=chat(tool_choice="auto")),
+    "error-tool-twice": Case(body=chat(tools=[TOOLS[1], TOOLS[1]])),
+    "error-tool-type": Case(body=chat(tools=[{"type": "web_search"}])),
+    "error-tool-name": Case(body=chat(tools=[{"type": "function", "function": {"name": "a b"}}])),
     "error-embedding-of-a-decoder": Case(path=EMBEDDINGS, body={"model": "small", "input": "a"}),
     "error-chat-with-an-encoder": Case(body=chat(model="vectors")),
 }
