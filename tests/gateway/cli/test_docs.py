@@ -96,7 +96,13 @@ def test_operations_lists_every_setting_with_its_default() -> None:
             if field.name not in {"limits", "telemetry"}:
                 defaults[prefix + field.name.upper()] = field.default
     assert named == set(defaults)
-    numbers = {name: value for name, value in defaults.items() if isinstance(value, int | float) and value}
+    switches = {name: value for name, value in defaults.items() if isinstance(value, bool)}
+    assert {name: rows[name] for name in switches} == {name: str(value).lower() for name, value in switches.items()}
+    numbers = {
+        name: value
+        for name, value in defaults.items()
+        if isinstance(value, int | float) and value and name not in switches
+    }
     assert {name: float(rows[name]) for name in numbers} == {name: float(value) for name, value in numbers.items()}
 
 
