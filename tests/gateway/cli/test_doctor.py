@@ -183,6 +183,7 @@ def test_model_files_are_compared_with_their_hashes(tmp_path: Path) -> None:
 def probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str, status: int = 0) -> list[Finding]:
     """Findings when the probe's process answers so."""
     (tmp_path / "engines").mkdir(exist_ok=True)
+    (tmp_path / "engines" / "__init__.py").touch()  # a regular package, found before any other
     (tmp_path / "engines" / "probe.py").write_text(f"import sys\nprint({answer!r})\nsys.exit({status})\n")
     monkeypatch.setattr(checks_facet, "PACKAGES_FOLDER", tmp_path)
     return list(checks_facet.check_engine(settings(tmp_path)))
