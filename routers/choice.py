@@ -53,13 +53,17 @@ class Choice:
         self._one_call = one_call
         self._num_calls = 0
         # Stop strings and thoughts end within a chunk; which tokens lie before the end is known by feeding one by one.
-        self._by_token = bool(params.stop) or reader is not None
+        self._is_plain = not params.stop and reader is None
         keep = text.output_marks(with_tools=with_tools) if reader is not None else frozenset()
         self._detokenizer = text.detokenizer(skip_special_tokens=params.skip_special_tokens, keep=keep)
         self._stops = StopMatcher(params.stop, include=params.include_stop)
 
     def feed(self, chunk: Chunk) -> list[Delta | Finished]:
         """What there is to show now; Finished last, if this was the last chunk that counts."""
+        if self._is_plain and chunk.finish_reason is None and chunk.logprobs is None:
+            text = self._detokenizer.feed(chunk.token_ids)
+            self.num_tokens += len(chunk.token_ids)
+            return [TextDelta(index=self.index, text=text, token_ids=tuple(chunk.token_ids))] if text else []
         self.usage, self.timings = chunk.usage or self.usage, chunk.timings or self.timings
         pieces, taken = self._take(chunk.token_ids)
         if self._is_over:
@@ -81,7 +85,7 @@ class Choice:
 
     def _take(self, token_ids: Sequence[int]) -> tuple[list[Piece], int]:
         """Pieces of these tokens, and how many count: up to the one that completes a stop string or a second call."""
-        if not self._by_token:
+        if self._is_plain:
             text = self._detokenizer.feed(token_ids)
             return ([Content(text)] if text else []), len(token_ids)
         pieces: list[Piece] = []

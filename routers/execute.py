@@ -146,15 +146,13 @@ class Execution:
         )
         self._choices = choices_of(self.request, self._prompts, text, self._params)
 
-    async def _chunks(self, step: Step) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """(global choice index, chunk) of all prompts, each under the step's deadline."""
+    def _chunks(self, step: Step) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """(global choice index, chunk) of all prompts, under the step's deadline."""
         streams = [partial(self._prompt_chunks, step, number) for number in range(len(self._prompts))]
         source = streams[0]() if len(streams) == 1 else merge(streams)
-        if step.deadline_ms is not None:
-            source = self._until(source, self._executor.clock() + step.deadline_ms / 1e3, step.deadline_ms)
-        async with aclosing(source):
-            async for item in source:
-                yield item
+        if step.deadline_ms is None:
+            return source
+        return self._until(source, self._executor.clock() + step.deadline_ms / 1e3, step.deadline_ms)
 
     async def _until(
         self, source: AsyncGenerator[tuple[int, Chunk], None], end_s: float, deadline_ms: int

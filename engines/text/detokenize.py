@@ -20,19 +20,13 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._keep = keep
+        self._token_bytes = tokenizer.shown_bytes(skip_special_tokens=skip_special_tokens, keep=keep)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """Text completed by these ids; empty while a character is unfinished."""
-        tokenizer, skip, keep = self._tokenizer, self._skip, self._keep
-        data = b"".join(
-            tokenizer.token_bytes(token_id)
-            for token_id in token_ids
-            if not (skip and tokenizer.is_special(token_id)) or token_id in keep
-        )
+        token_bytes = self._token_bytes
+        data = b"".join([token_bytes[token_id] for token_id in token_ids])
         return self._decoder.decode(data)
 
     def flush(self) -> str:

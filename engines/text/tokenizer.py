@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Tokenizer:
         self._added_texts: dict[int, str] = {t["id"]: t["content"] for t in added}
         self._splitter = splitter(added)
         self._byte_level = "ByteLevel" in json.dumps([document.get("decoder"), document.get("pre_tokenizer")])
+        # A table for each set of marks that a reader keeps: one or two a model.
+        self._shown: dict[frozenset[int], dict[int, bytes]] = {}
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, specials: bool = True) -> list[int]:
@@ -76,6 +78,17 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; special tokens are their own text. Unknown ids raise KeyError."""
         return self._token_bytes[token_id]
+
+    def shown_bytes(self, *, skip_special_tokens: bool, keep: frozenset[int] = frozenset()) -> Mapping[int, bytes]:
+        """`token_bytes` as a table. With `skip_special_tokens`, those that are not in `keep` have none."""
+        if not skip_special_tokens:
+            return self._token_bytes
+        table = self._shown.get(keep)
+        if table is None:
+            hidden = self._special_ids - keep
+            table = {token_id: b"" if token_id in hidden else data for token_id, data in self._token_bytes.items()}
+            self._shown[keep] = table
+        return table
 
     def is_special(self, token_id: int) -> bool:
         """True for a marker that is not part of the text."""
