@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-DType = Literal["auto", "float32", "int8", "native"]
+DType = Literal["auto", "float32", "int8", "native", "q8", "q4", "w8a8"]
 KVDType = Literal["float32", "bfloat16", "int8", "float8", "int4"]
 
 
@@ -41,7 +41,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
 
     `path`: a .gguf file, or a folder with config.json + *.safetensors. `cache_dir`: where packed weights are kept
     (empty: no cache). `dtype`: "float32" is exact; "int8" is per-row W8A8 through torch's FBGEMM; "native" runs the
-    checkpoint's own bits through the compiled kernels; "auto" is "native" where it can run, else "int8".
+    checkpoint's own bits through the compiled kernels; "q8", "q4" and "w8a8" quantize its floats anew for them
+    (`engines/models/requantize.py`); "auto" is "native" where it can run, else "int8".
     `kv_dtype`: of keys and values (`engines/ops/kv_format.py`).
     `max_model_len` 0 is the checkpoint's own. `rope_scaling` replaces the checkpoint's; 0 is then all it reaches.
     """

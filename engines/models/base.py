@@ -19,6 +19,7 @@ from engines.api import EngineError, Task
 from engines.config import KVDType, RopeScaling
 from engines.layers.forward_batch import ForwardBatch
 from engines.ops.kv_cache import KVCache
+from engines.quant.group import GroupQuant
 
 
 class CheckpointError(EngineError):
@@ -162,6 +163,15 @@ class Checkpoint(Protocol):
 
     def float32(self, name: str) -> torch.Tensor:
         """The tensor, dequantized: float32, contiguous, the caller's own copy."""
+        ...
+
+    def number_format(self, name: str) -> str:
+        """What digests call the tensor's format: "q4_1", "awq-w4-g128", ...; "float" for a float."""
+        ...
+
+    def groups(self, name: str) -> GroupQuant | None:
+        """The matrix's own codes and scales; None if it is stored in floats. Raises CheckpointError if it has none
+        that groups can hold."""
         ...
 
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:

@@ -27,6 +27,8 @@ from engines.config import RopeScaling
 from engines.gguf_header import GGUFHeaderError, GGUFTensor, read_gguf_header
 from engines.models.base import CheckpointError, ModelSpec, checked_spec
 from engines.models.positions import scaling_of_gguf, with_scaling
+from engines.quant.ggml import CONVERSIONS, from_ggml
+from engines.quant.group import GroupQuant
 
 VOCABULARY_KEYS = (
     "tokenizer.ggml.tokens",
@@ -36,6 +38,7 @@ VOCABULARY_KEYS = (
 )
 # Architectures whose query and key rows llama.cpp's converter interleaves.
 INTERLEAVED = frozenset({"llama"})
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 SUPPORTED = frozenset({"llama", "qwen2"})
 
 GLOBAL_NAMES = {
@@ -110,6 +113,23 @@ class GGUFCheckpoint:
         except NotImplementedError as error:
             raise CheckpointError(f"{self._path.name}: tensor {name} has number format {kind}: {error}") from error
         return torch.from_numpy(np.array(values, dtype=np.float32, order="C").reshape(tensor.shape))
+
+    def number_format(self, name: str) -> str:
+        """See `Checkpoint.number_format`."""
+        kind = GGMLQuantizationType(self._tensor(name).ggml_type).name
+        return "float" if kind in FLOATS else kind.lower()
+
+    def groups(self, name: str) -> GroupQuant | None:
+        """See `Checkpoint.groups`."""
+        kind, rows = self.raw(name)
+        if kind in CONVERSIONS:
+            return from_ggml(kind, rows)
+        if kind in FLOATS:
+            return None
+        raise CheckpointError(
+            f"{self._path.name}: tensor {name} has number format {kind}, which is not in groups"
+            f" ({', '.join(CONVERSIONS)} are); it runs with dtype float32 or int8"
+        )
 
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
         """(ggml type name, rows [N, bytes a row]); query and key rows in rotary halves."""

@@ -1,9 +1,9 @@
 """Llama-family dense decoder through the compiled kernels: the checkpoint's own bits, a whole pass in one call.
 
-GGUF's group formats keep their bits (`engines/quant/ggml.py`); float tensors become 8-bit codes in groups of 32. The
-packed form is written once to the cache and mapped afterwards, so that a start reads it once and forks and replicas
-share its pages. Where the kernels cannot run (`why_not`) `engines/models/registry.py` takes the torch path. Knows
-nothing of requests, sampling or scheduling.
+Group formats of GGUF and of safetensors keep their bits, or floats are quantized anew
+(`engines/models/requantize.py`). The packed form is written once to the cache and mapped afterwards, so that a start
+reads it once and forks and replicas share its pages. Where the kernels cannot run (`why_not`)
+`engines/models/registry.py` takes the torch path. Knows nothing of requests, sampling or scheduling.
 
 Read next: `engines/ops/decoder.py`, `engines/ops/group_linear.py`, `engines/models/base.py`.
 """
@@ -11,13 +11,11 @@ Read next: `engines/ops/decoder.py`, `engines/ops/group_linear.py`, `engines/mod
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -26,17 +24,16 @@ from engines.layers.forward_batch import ForwardBatch
 from engines.models.base import Checkpoint, CheckpointError, ModelSpec
 from engines.models.packing import check_llama
 from engines.models.positions import placed_spec, running_spec, weights_key
+from engines.models.requantize import REQUANTIZED, OwnWeights, Weights, format_name, weights_for
 from engines.models.start_record import StartRecord, read_record, write_record
 from engines.ops import decoder, native
 from engines.ops.attention import Heads
-from engines.ops.group_linear import GROUP, PackedMatrix, pack_panels
+from engines.ops.group_linear import PackedMatrix, pack_panels
 from engines.ops.kv_cache import KVCache
-from engines.quant.ggml import CONVERSIONS, from_ggml
-from engines.quant.group import GroupQuant, quantize_groups
 from engines.quant.packed_file import PackedFileError, read_packed, write_packed
 
 # Part of every digest: a change of what is packed, or of the arithmetic that runs it, is another number format.
-NATIVE_VERSION = 1
+NATIVE_VERSION = 2
 Arrays = dict[str, npt.NDArray[Any]]
 PROJECTIONS = {
     "q": "self_attn.q_proj",
@@ -77,12 +74,15 @@ def load(config: ModelConfig, checkpoint: Checkpoint) -> NativeLlama:
     """Map the packed weights, or pack them first. Raises CheckpointError, saying why the kernels cannot run it."""
     reason = why_not(config, checkpoint.spec)
     if reason:
-        raise CheckpointError(f"{config.name}: dtype native cannot run: {reason}")
+        raise CheckpointError(f"{config.name}: dtype {config.dtype} cannot run: {reason}")
     check_llama(checkpoint)
-    dtype = f"native-{_main_format(checkpoint)}"
+    dtype = f"native-{format_name(config.dtype, checkpoint)}"
+    if config.dtype in REQUANTIZED:
+        dtype = f"native-re-{format_name(config.dtype, checkpoint)}"
     record = StartRecord(facts=checkpoint.spec, dtype=dtype, version=str(NATIVE_VERSION))
-    arrays, facts = _load_or_pack(config.cache_dir, _packed_key(record), checkpoint)
-    write_record(config.cache_dir, config.path, record)
+    arrays, facts = _load_or_pack(config, _packed_key(record), checkpoint)
+    if config.dtype not in REQUANTIZED:
+        write_record(config.cache_dir, config.path, record)
     return _built(config, record, arrays, facts)
 
 
@@ -148,27 +148,17 @@ def _shape(spec: ModelSpec, max_positions: int) -> decoder.DecoderShape:
     )
 
 
-def _main_format(checkpoint: Checkpoint) -> str:
-    """The format of most projection weights: "q4_1", or "q8" for what was float."""
-    counts = Counter[str]()
-    for name in checkpoint.names():
-        if name.endswith("_proj.weight"):
-            kind = checkpoint.raw(name)[0]
-            counts[kind.lower() if kind in CONVERSIONS else "q8"] += int(np.prod(checkpoint.shape(name)))
-    return counts.most_common(1)[0][0]
-
-
-def _load_or_pack(cache_dir: str, key: str, checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
+def _load_or_pack(config: ModelConfig, key: str, checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
     """Arrays and facts of all weights, mapped from the cache if there is one."""
-    if not cache_dir:
-        return _pack(checkpoint)
-    path = Path(cache_dir) / f"{key}.packed"
+    if not config.cache_dir:
+        return _pack(config, checkpoint)
+    path = Path(config.cache_dir) / f"{key}.packed"
     if path.is_file():
         try:
             return read_packed(path, key)
         except (PackedFileError, OSError) as error:
             log.warning("packed weights will be packed again: %s", error)
-    arrays, facts = _pack(checkpoint)
+    arrays, facts = _pack(config, checkpoint)
     try:
         write_packed(path, key, arrays, facts)
         return read_packed(path, key)
@@ -177,12 +167,19 @@ def _load_or_pack(cache_dir: str, key: str, checkpoint: Checkpoint) -> tuple[Arr
         return arrays, facts
 
 
-def _pack(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
+def _pack(config: ModelConfig, checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
+    weights, tables = weights_for(config.dtype, checkpoint, config.path), OwnWeights(checkpoint)
     arrays: Arrays = {}
     facts: dict[str, Any] = {}
 
-    def put(target: str, source: str) -> None:
-        packed = pack_panels(_quant(checkpoint, source))
+    def put(target: str, source: str, of: Weights) -> None:
+        try:
+            packed = pack_panels(of.matrix(source))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{config.name}: tensor {source} does not fit the compiled kernels: {error};"
+                " it runs with dtype float32 or int8"
+            ) from error
         arrays[target] = packed.data
         facts[target] = msgspec.to_builtins(
             Facts(
@@ -200,24 +197,17 @@ def _pack(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
     for layer in range(checkpoint.spec.num_layers):
         source, target = f"model.layers.{layer}", f"layers.{layer}"
         for name, projection in PROJECTIONS.items():
-            put(f"{target}.{name}", f"{source}.{projection}.weight")
+            put(f"{target}.{name}", f"{source}.{projection}.weight", weights)
             bias = f"{source}.{projection}.bias"
             if bias in present:
-                arrays[f"{target}.{name}.bias"] = checkpoint.float32(bias).numpy()
+                arrays[f"{target}.{name}.bias"] = weights.vector(bias)
         for name, norm in NORMS.items():
-            arrays[f"{target}.{name}"] = checkpoint.float32(f"{source}.{norm}.weight").numpy()
-    put("embedding", EMBEDDING)
+            arrays[f"{target}.{name}"] = weights.vector(f"{source}.{norm}.weight")
+    put("embedding", EMBEDDING, tables)
     if not checkpoint.spec.tie_embeddings:
-        put("head", HEAD)
-    arrays["norm"] = checkpoint.float32(NORM).numpy()
+        put("head", HEAD, tables)
+    arrays["norm"] = weights.vector(NORM)
     return arrays, facts
-
-
-def _quant(checkpoint: Checkpoint, name: str) -> GroupQuant:
-    kind, rows = checkpoint.raw(name)
-    if kind in CONVERSIONS:
-        return from_ggml(kind, rows)
-    return quantize_groups(checkpoint.float32(name).numpy(), GROUP)
 
 
 def _weights(spec: ModelSpec, arrays: Arrays, facts: Mapping[str, Facts]) -> decoder.DecoderWeights:

@@ -23,6 +23,7 @@ from engines.models.llama import LlamaModel
 from engines.models.packed_cache import load_or_pack
 from engines.models.packing import PACKING_VERSION, pack_llama
 from engines.models.positions import running_spec, weights_key
+from engines.models.requantize import REQUANTIZED
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def load_model(config: ModelConfig) -> DecoderModel | EncoderModel:
 
 
 def _load_decoder(config: ModelConfig, checkpoint: Checkpoint) -> DecoderModel:
-    if config.dtype == "native":
+    if config.dtype == "native" or config.dtype in REQUANTIZED:
         return llama_native.load(config, checkpoint)
     if config.dtype == "auto":
         reason = llama_native.why_not(config, checkpoint.spec)

@@ -4,7 +4,7 @@ The `safetensors` library checks a file's header against its length before a ten
 file are read: no Python of the folder runs, no pickle is opened, an index names only files inside the folder. Knows
 nothing of packing or number formats of ours.
 
-Read next: `engines/models/loader.py`.
+Read next: `engines/models/quantized_tensors.py`, `engines/models/loader.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from safetensors import SafetensorError, safe_open
 
 from engines.models.base import CheckpointError, ModelSpec, checked_spec
 from engines.models.positions import scaling_of_config, windows_of_config, with_scaling
+from engines.models.quantized_tensors import QuantizedTensors, scheme_of_config
+from engines.quant.group import GroupQuant
 
 DECODERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 ENCODERS = {"bert": "bert"}
@@ -48,6 +50,8 @@ class SafetensorsCheckpoint:
         self._stored_names: dict[str, str] = {}
         for path in self._files:
             self._map(path)
+        scheme = scheme_of_config(self._config, folder.name)
+        self._quantized = QuantizedTensors(scheme, self._owners, self._stored)
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -65,17 +69,28 @@ class SafetensorsCheckpoint:
         return self._config
 
     def names(self) -> tuple[str, ...]:
-        """Canonical names, in file order."""
-        return tuple(self._owners)
+        """Canonical names; a quantized matrix is one name."""
+        return self._quantized.canonical()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Row-major shape."""
+        if name in self._quantized:
+            return self._quantized.shape(name)
         return tuple(self._owner(name).get_slice(self._stored_names[name]).get_shape())
 
     def float32(self, name: str) -> torch.Tensor:
         """The tensor in float32, in the caller's own memory."""
-        tensor = self._read(name)
-        return tensor.to(torch.float32, copy=True).contiguous()
+        if name in self._quantized:
+            return self._quantized.float32(name).contiguous()
+        return self._read(name).to(torch.float32, copy=True).contiguous()
+
+    def number_format(self, name: str) -> str:
+        """See `Checkpoint.number_format`."""
+        return self._quantized.number_format if name in self._quantized else "float"
+
+    def groups(self, name: str) -> GroupQuant | None:
+        """See `Checkpoint.groups`."""
+        return self._quantized.groups(name) if name in self._quantized else None
 
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
         """(type name, rows [N, bytes a row])."""
@@ -103,11 +118,15 @@ class SafetensorsCheckpoint:
             raise CheckpointError(f"{self._folder.name} has no tensor {name}")
         return self._owners[name]
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _stored(self, name: str) -> torch.Tensor:
         try:
             tensor: torch.Tensor = self._owner(name).get_tensor(self._stored_names[name])
         except SafetensorError as error:
             raise CheckpointError(f"{self._folder.name}: tensor {name}: {error}") from error
+        return tensor
+
+    def _read(self, name: str) -> torch.Tensor:
+        tensor = self._stored(name)
         if tensor.dtype not in TYPE_NAMES:
             raise CheckpointError(f"{self._folder.name}: tensor {name} has number format {tensor.dtype}")
         return tensor
