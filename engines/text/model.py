@@ -71,6 +71,8 @@ class TextModel:
     def output_reader(self, offered: Offered | None, prompt_ids: Sequence[int]) -> OutputReader | None:
         """For one choice of a chat: tells thoughts and calls from the answer; None if this model has neither.
         `offered` None: the request has no tools."""
+        if self.form.is_plain(with_tools=offered is not None):
+            return None
         end = b"".join(self.token_bytes(token_id) for token_id in prompt_ids[-PROMPT_END_TOKENS:])
         return self.form.reader(offered, end.decode("utf-8", "replace"))
 

@@ -57,14 +57,18 @@ class OutputForm:
         self._family = calls.FAMILIES[self.tools]
         self._tags = None if self.reasoning is None else thoughts.FAMILIES[self.reasoning]
 
+    def is_plain(self, *, with_tools: bool) -> bool:
+        """True if all that the model writes is its answer."""
+        return self._tags is None and not with_tools and self.tools != HARMONY
+
     def marks(self, *, with_tools: bool) -> tuple[str, ...]:
         """Texts that the readers look for."""
         own = self._family.marks if with_tools or self.tools == HARMONY else ()
         return own if self._tags is None else (*own, *self._tags.opens, *self._tags.closes, *self._tags.after)
 
-    def reader(self, offered: Offered | None, prompt_end: str) -> OutputReader | None:
-        """For one choice of a chat; None if there is nothing to tell apart. `offered` None: no tools. `prompt_end`: the
-        last characters of the prompt, which may open the thoughts."""
+    def reader(self, offered: Offered | None, prompt_end: str) -> OutputReader:
+        """For one choice of a chat. `offered` None: no tools. `prompt_end`: the last characters of the prompt, which may
+        open the thoughts."""
         tools = None
         if offered is not None or self.tools == HARMONY:
             tools = tool_parser(self._family.read, offered)
@@ -72,4 +76,4 @@ class OutputForm:
         if self._tags is not None:
             inside = prompt_end.rstrip().endswith(tuple(mark.strip() for mark in self._tags.opens))
             reasoning = reasoning_parser(self._tags, inside=inside)
-        return OutputReader(reasoning, tools) if tools is not None or reasoning is not None else None
+        return OutputReader(reasoning, tools)
