@@ -67,8 +67,8 @@ class OutputForm:
         return own if self._tags is None else (*own, *self._tags.opens, *self._tags.closes, *self._tags.after)
 
     def reader(self, offered: Offered | None, prompt_end: str) -> OutputReader:
-        """For one choice of a chat. `offered` None: no tools. `prompt_end`: the last characters of the prompt, which may
-        open the thoughts."""
+        """For one choice of a chat. `offered` None: no tools. `prompt_end`: the last characters of the prompt, which
+        may open the thoughts."""
         tools = None
         if offered is not None or self.tools == HARMONY:
             tools = tool_parser(self._family.read, offered)
