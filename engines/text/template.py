@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -86,8 +86,7 @@ class Placeholders:
     def __init__(self, special: re.Pattern[str] | None, messages: Sequence[Mapping[str, Any]]) -> None:
         self._special = special
         self._texts: dict[str, str] = {}
-        used = set(json.dumps(messages, ensure_ascii=False, default=str)) if special is not None else set()
-        self._spare = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
+        self._spare = spare_characters(messages)
         self._by_text: dict[str, str] = {}
 
     def hide(self, value: Any) -> Any:
@@ -113,6 +112,12 @@ class Placeholders:
             self._by_text[token] = mark
             self._texts[mark] = token
         return self._by_text[token]
+
+
+def spare_characters(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Private-use characters that no message holds. Nothing is looked at before the first is asked for."""
+    used = set(json.dumps(messages, ensure_ascii=False, default=str))
+    yield from (chr(code) for code in PRIVATE_USE if chr(code) not in used)
 
 
 def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
