@@ -4,7 +4,7 @@ Both models read the same windows of text; at every position KL(reference || for
 nats, and whether the likeliest token is the same. Windows are independent (no context crosses a border), as in the
 perplexity tools of llama.cpp. Knows nothing of tokenizers or of where the text is from.
 
-Read next: `engines/evaluate.py` (the command), `engines/models/registry.py`.
+Read next: `engines/evaluate.py` (the command), `engines/models/quality_table.py`, `engines/models/registry.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from engines.api import EngineError
-from engines.config import DType, ModelConfig
+from engines.config import DType, KVDType, ModelConfig
 from engines.layers.forward_batch import ForwardBatch
-from engines.models.base import DecoderModel
+from engines.models.base import DecoderModel, ModelSpec
 from engines.models.registry import load_model
 from engines.ops.kv_cache import KVCache, allocate_kv_cache
 
@@ -42,6 +42,7 @@ class KLDReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     digest: str
     dtype: str
+    kv_dtype: str
     reference_dtype: str
     tokens: int
     mean_kld: float
@@ -56,6 +57,69 @@ class KLDReport(msgspec.Struct, frozen=True, kw_only=True):
     perplexity: float
     reference_perplexity: float
     perplexity_ratio: float
+    perplexity_ratio_low: float
+    perplexity_ratio_high: float
+
+
+class ExactWindow:
+    """The reference's distributions over one window, kept for every format that is compared with them."""
+
+    def __init__(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """logits [T, V], targets [T]: the tokens that follow."""
+        self.log_p = torch.log_softmax(logits.double(), dim=-1)  # [T, V]
+        self.p = self.log_p.exp()
+        self.top = self.log_p.argmax(dim=-1)
+        self.targets = targets[:, None]
+        self.losses = -self.log_p.gather(1, self.targets)[:, 0].numpy()
+
+
+class Comparison:
+    """Figures of one format, window after window."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._klds: list[Figures] = []
+        self._same: list[Figures] = []
+        self._exact_losses: list[Figures] = []
+        self._losses: list[Figures] = []
+
+    def add(self, exact: ExactWindow, logits: torch.Tensor) -> None:
+        """Compare the format's logits [T, V] over a window with the reference's."""
+        log_q = torch.log_softmax(logits.double(), dim=-1)
+        self._klds.append((exact.p * (exact.log_p - log_q)).sum(dim=-1).numpy())
+        self._same.append((exact.top == log_q.argmax(dim=-1)).double().numpy())
+        self._exact_losses.append(exact.losses)
+        self._losses.append(-log_q.gather(1, exact.targets)[:, 0].numpy())
+
+    def report(self, spec: ModelSpec, reference_dtype: str, kv_dtype: str) -> KLDReport:
+        """Of all windows so far (at least one). `spec`: of the format's model."""
+        klds, same = np.concatenate(self._klds), np.concatenate(self._same)
+        exact_losses, losses = np.concatenate(self._exact_losses), np.concatenate(self._losses)
+        (kld_low, kld_high), (same_low, same_high) = bootstrap_interval(klds), bootstrap_interval(same)
+        ratio_low, ratio_high = np.exp(bootstrap_interval(losses - exact_losses)).tolist()
+        perplexity, reference_perplexity = float(np.exp(losses.mean())), float(np.exp(exact_losses.mean()))
+        return KLDReport(
+            model=spec.name,
+            digest=spec.digest,
+            dtype=spec.dtype,
+            kv_dtype=kv_dtype,
+            reference_dtype=reference_dtype,
+            tokens=len(klds),
+            mean_kld=float(klds.mean()),
+            mean_kld_low=kld_low,
+            mean_kld_high=kld_high,
+            median_kld=float(np.median(klds)),
+            p99_kld=float(np.quantile(klds, 0.99)),
+            p999_kld=float(np.quantile(klds, 0.999)),
+            same_top1=float(same.mean()),
+            same_top1_low=same_low,
+            same_top1_high=same_high,
+            perplexity=perplexity,
+            reference_perplexity=reference_perplexity,
+            perplexity_ratio=perplexity / reference_perplexity,
+            perplexity_ratio_low=ratio_low,
+            perplexity_ratio_high=ratio_high,
+        )
 
 
 def evaluate_kld(
@@ -65,33 +129,24 @@ def evaluate_kld(
     reference_dtype: DType = "float32",
     progress: Callable[[int, int], None] | None = None,
 ) -> KLDReport:
-    """Compare `config` with the same weights in `reference_dtype` on `token_ids` (at least two).
+    """Compare `config` with the same weights in `reference_dtype` (and float32 keys) on `token_ids` (at least two).
 
     `progress(tokens done, tokens in all)` is called after each window. Raises EngineError if the model is no decoder.
     """
     if len(token_ids) < 2:
         raise EngineError(f"{len(token_ids)} tokens are too few to compare distributions on; give at least 2")
-    reference = _decoder(msgspec.structs.replace(config, dtype=reference_dtype))
-    model = _decoder(config)
+    reference = load_decoder(msgspec.structs.replace(config, dtype=reference_dtype, kv_dtype="float32"))
+    model = load_decoder(config)
     window = min(WINDOW_TOKENS, model.spec.max_model_len)
-    caches = [_cache(one, window) for one in (reference, model)]
-    klds, same, losses = [], [], []
+    exact_kv, kv = (window_cache(one, window, one.spec.kv_dtype) for one in (reference, model))
+    comparison = Comparison()
     for start in range(0, len(token_ids) - 1, window):
         ids = torch.tensor(token_ids[start : start + window + 1])
-        inputs, targets = ids[:-1], ids[1:]
-        exact, rough = (
-            torch.log_softmax(all_logits(one, inputs, kv).double(), dim=-1)
-            for one, kv in zip((reference, model), caches, strict=True)
-        )  # [window, V]
-        klds.append((exact.exp() * (exact - rough)).sum(dim=-1).numpy())
-        same.append((exact.argmax(dim=-1) == rough.argmax(dim=-1)).double().numpy())
-        losses.append([-one.gather(1, targets[:, None])[:, 0].numpy() for one in (exact, rough)])
+        exact = ExactWindow(all_logits(reference, ids[:-1], exact_kv), ids[1:])
+        comparison.add(exact, all_logits(model, ids[:-1], kv))
         if progress is not None:
             progress(min(start + window, len(token_ids) - 1), len(token_ids) - 1)
-    exact_losses, rough_losses = (np.concatenate(part) for part in zip(*losses, strict=True))
-    return _report(
-        config, model, reference_dtype, (np.concatenate(klds), np.concatenate(same)), exact_losses, rough_losses
-    )
+    return comparison.report(model.spec, reference_dtype, model.spec.kv_dtype)
 
 
 def all_logits(model: DecoderModel, token_ids: torch.Tensor, kv: KVCache) -> torch.Tensor:
@@ -121,47 +176,15 @@ def bootstrap_interval(values: Figures) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _decoder(config: ModelConfig) -> DecoderModel:
+def load_decoder(config: ModelConfig) -> DecoderModel:
+    """Raises EngineError if it is no decoder."""
     model = load_model(config)
     if not isinstance(model, DecoderModel):
         raise EngineError(f"{config.name} is not a generating model: it has no next-token distribution")
     return model
 
 
-def _cache(model: DecoderModel, window: int) -> KVCache:
-    spec = model.spec
-    num_blocks = -(-window // BLOCK_SIZE)
-    return allocate_kv_cache(spec.num_layers, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, spec.kv_dtype)
-
-
-def _report(
-    config: ModelConfig,
-    model: DecoderModel,
-    reference_dtype: str,
-    figures: tuple[Figures, Figures],
-    exact_losses: Figures,
-    rough_losses: Figures,
-) -> KLDReport:
-    klds, same = figures
-    kld_low, kld_high = bootstrap_interval(klds)
-    same_low, same_high = bootstrap_interval(same)
-    perplexity, reference_perplexity = float(np.exp(rough_losses.mean())), float(np.exp(exact_losses.mean()))
-    return KLDReport(
-        model=config.name,
-        digest=model.spec.digest,
-        dtype=model.spec.dtype,
-        reference_dtype=reference_dtype,
-        tokens=len(klds),
-        mean_kld=float(klds.mean()),
-        mean_kld_low=kld_low,
-        mean_kld_high=kld_high,
-        median_kld=float(np.median(klds)),
-        p99_kld=float(np.quantile(klds, 0.99)),
-        p999_kld=float(np.quantile(klds, 0.999)),
-        same_top1=float(same.mean()),
-        same_top1_low=same_low,
-        same_top1_high=same_high,
-        perplexity=perplexity,
-        reference_perplexity=reference_perplexity,
-        perplexity_ratio=perplexity / reference_perplexity,
-    )
+def window_cache(model: DecoderModel, window: int, kv_dtype: KVDType) -> KVCache:
+    """Keys and values of `window` tokens of one sequence."""
+    spec, num_blocks = model.spec, -(-window // BLOCK_SIZE)
+    return allocate_kv_cache(spec.num_layers, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, kv_dtype)

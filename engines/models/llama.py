@@ -26,11 +26,12 @@ from engines.ops.kv_cache import KVCache
 
 
 class LlamaModel:
-    """A `DecoderModel`."""
+    """A `DecoderModel`. `weight_bytes`: of the packed tensors; a tied head counts once."""
 
     def __init__(self, spec: ModelSpec, tensors: Mapping[str, torch.Tensor], ops: Ops = CPU) -> None:
         """`tensors` as `pack_llama` gives them; matrices are copied into the kernels' layouts, the rest is kept."""
         self._spec = spec
+        self.weight_bytes = sum({one.data_ptr(): one.nbytes for one in tensors.values()}.values())
         self._rms_norm = ops.rms_norm
         heads = Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         windows = spec.windows or (0,) * spec.num_layers

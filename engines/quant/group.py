@@ -23,7 +23,7 @@ SYMMETRIC_ZERO = 128
 SMALLEST_SHORT_SCALE = 2.0**-20
 # A group of smaller scale is zero: one over it might not be finite, or it is nothing beside the matrix's largest.
 SMALLEST_SCALE = 2.0**-100
-NEGLIGIBLE_SHARE = 2.0**-24
+NEGLIGIBLE_SHARE = 2.0**-20
 # Shares of a group's reach that a 4-bit code may span.
 SHRINKS = (1.0, 0.94, 0.88, 0.82)
 
