@@ -222,6 +222,7 @@ def engine_config(name: str, model: Model, path: Path, settings: Settings) -> En
             path=str(path),
             cache_dir=str(Path(settings.cache_dir) / "packed"),
             dtype=model.dtype,
+            kv_dtype=model.kv_dtype,
             max_model_len=model.max_model_len,
             rope_scaling=rope_scaling(model),
             num_threads=model.threads or settings.engine_threads,

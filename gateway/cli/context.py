@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from policies.schema import Policy
 
 T = TypeVar("T")
-DTYPES = ("auto", "native", "int8", "float32")
+DTYPES = ("auto", "native", "int8", "float32", "q8", "q4", "w8a8")
+KV_DTYPES = ("float32", "bfloat16", "int8", "float8", "int4")
 # The folder that holds our packages: a child process started there imports this installation, and not whatever
 # folders named `engines` or `gateway` the user happens to stand in.
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
@@ -133,6 +134,13 @@ def child_output(module: str, *arguments: str) -> str:
     if done.returncode != 0:
         raise fail(f"{module} ended with status {done.returncode}; its error is above.")
     return done.stdout
+
+
+def checked_kv_dtype(kv_dtype: str) -> str:
+    """A number format of keys and values, or a usage error."""
+    if kv_dtype not in KV_DTYPES:
+        raise typer.BadParameter(f"{kv_dtype!r}; choose one of {', '.join(KV_DTYPES)}", param_hint="--kv-dtype")
+    return kv_dtype
 
 
 def checked_dtype(dtype: str) -> str:

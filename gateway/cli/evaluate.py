@@ -1,21 +1,27 @@
-"""`facet eval kld`: how far a number format is from float32, on real text.
+"""`facet eval kld|ppl|table`: how far number formats are from float32, on real text.
 
-Runs in a process of its own, for it loads torch. Read next: `engines/evaluate.py`, docs/benchmarks.md.
+Runs in a process of its own, for it loads torch. Read next: `engines/evaluate.py`, docs/quality.md.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gateway.cli.bench import DEFAULT_MODEL, DType, Model, show
-from gateway.cli.context import checked_dtype, child_output, fetch_model, settings_with
+from gateway.cli.context import checked_dtype, checked_kv_dtype, child_output, fetch_model, settings_with
 from gateway.cli.output import AsJson, fail, print_json
 
 app = typer.Typer(no_args_is_help=True)
+KVDType = Annotated[str, typer.Option(help="Of keys and values: float32 | bfloat16 | int8 | float8 | int4.")]
+Tokens = Annotated[int, typer.Option(min=64, help="Tokens of text.")]
+Text = Annotated[Path | None, typer.Option(help="A text file; without it the standard library's own prose.")]
+Threads = Annotated[int, typer.Option(min=0, help="0: all cores but one.")]
+PERPLEXITY = ("perplexity", "reference_perplexity", "perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
+CIRCUMSTANCES = ("model", "digest", "dtype", "kv_dtype", "reference_dtype", "tokens", "text", "text_tokens_sha256")
 
 
 @app.callback()
@@ -27,21 +33,66 @@ def group() -> None:
 def kld(
     model: Model = DEFAULT_MODEL,
     dtype: DType = "auto",
-    tokens: Annotated[int, typer.Option(min=64, help="Tokens of text.")] = 8192,
-    text: Annotated[Path | None, typer.Option(help="A text file; without it the standard library's own prose.")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="0: all cores but one.")] = 0,
+    kv_dtype: KVDType = "float32",
+    tokens: Tokens = 8192,
+    text: Text = None,
+    threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
     """Kullback-Leibler divergence and agreement of the likeliest token against float32, teacher-forced."""
+    _print(_figures(model, _format(dtype, kv_dtype), tokens, text, threads), as_json)
+
+
+@app.command()
+def ppl(
+    model: Model = DEFAULT_MODEL,
+    dtype: DType = "auto",
+    kv_dtype: KVDType = "float32",
+    tokens: Tokens = 8192,
+    text: Text = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity, and its ratio to float32's."""
+    figures = _figures(model, _format(dtype, kv_dtype), tokens, text, threads)
+    _print({name: figures[name] for name in (*CIRCUMSTANCES, *PERPLEXITY)}, as_json)
+
+
+@app.command()
+def table(
+    model: Model = DEFAULT_MODEL,
+    tokens: Tokens = 8192,
+    runs: Annotated[int, typer.Option(min=1, help="Of each speed.")] = 3,
+    text: Text = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """All formats of weights with all formats of keys and values: quality, speed, bytes. Takes minutes."""
+    figures = _figures(model, ["--table", "--runs", str(runs)], tokens, text, threads)
+    if as_json:
+        print_json(figures)
+    else:
+        print(figures["markdown"])
+
+
+def _format(dtype: str, kv_dtype: str) -> list[str]:
+    return ["--dtype", checked_dtype(dtype), "--kv-dtype", checked_kv_dtype(kv_dtype)]
+
+
+def _figures(model: str, what: list[str], tokens: int, text: Path | None, threads: int) -> dict[str, Any]:
     settings = settings_with()
     if text is not None and not text.is_file():
         raise fail(f"there is no file {text}; give a text in UTF-8, or leave --text out.")
     path = fetch_model(model, settings)
-    arguments = ["--path", str(path), "--dtype", checked_dtype(dtype), "--tokens", str(tokens)]
+    arguments = ["--path", str(path), *what, "--tokens", str(tokens)]
     arguments += ["--threads", str(threads), "--cache-dir", str(Path(settings.cache_dir) / "packed")]
     if text is not None:
         arguments += ["--text", str(text.absolute())]
-    figures = json.loads(child_output("engines.evaluate", *arguments))
+    figures: dict[str, Any] = json.loads(child_output("engines.evaluate", *arguments))
+    return figures
+
+
+def _print(figures: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(figures)
     else:

@@ -48,7 +48,7 @@ class UpOptions:
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 is any free one. [8080]")] = None
     public: Annotated[bool, typer.Option("--public", help="Allow an address that other machines can reach.")] = False
     threads: Threads = None
-    dtype: Annotated[str | None, typer.Option(help="auto | native | int8 | float32, in place of the policy's.")] = None
+    dtype: Annotated[str | None, typer.Option(help="auto | native | int8 | ..., in place of the policy's.")] = None
     data_dir: DataDir = None
 
     def settings(self) -> Settings:

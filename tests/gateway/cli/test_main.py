@@ -27,6 +27,8 @@ DATA = {
     "bench engine",
     "bench gateway",
     "eval kld",
+    "eval ppl",
+    "eval table",
 }
 OTHERS = {"up", "serve", "chat", "policy schema"}
 
