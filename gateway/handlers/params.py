@@ -112,6 +112,7 @@ def canonical_params(request: Generation, limits: Limits, *, max_tokens: int | N
         ignore_eos=bool(request.ignore_eos),
         skip_special_tokens=request.skip_special_tokens is not False,
         logprobs=logprobs,
+        deterministic=bool(request.deterministic),
     )
     check_ranges(params, request, limits)
     return params

@@ -46,6 +46,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    deterministic: bool | None = None
     priority: int | None = None
     # Not served by this version: any value but null is refused by name.
     structured_outputs: Any = None
