@@ -26,7 +26,7 @@ from engines.api import EngineError
 from engines.config import DType, KVDType, ModelConfig
 from engines.core.build import set_threads
 from engines.models.evaluate import evaluate_kld
-from engines.models.quality_table import markdown, measure_table
+from engines.models.quality_table import KEYS, WEIGHTS, markdown, measure_table
 from engines.text.errors import TextError
 from engines.text.model import load_text
 
@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=get_args(DType), default="auto")
     parser.add_argument("--kv-dtype", choices=get_args(KVDType), default="float32")
     parser.add_argument("--table", action="store_true", help="all formats of weights and keys instead of one")
+    parser.add_argument("--weights", default=",".join(WEIGHTS), help="of the table, separated by commas")
+    parser.add_argument("--keys", default=",".join(KEYS), help="of the table, separated by commas")
     parser.add_argument("--runs", type=int, default=3, help="of each speed in the table")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=0, help="0: all cores but one")
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         ids = corpus(given.path, given.text, given.tokens)
-        report = _table(config, ids, given.runs) if given.table else _one(config, ids)
+        report = _table(config, ids, given) if given.table else _one(config, ids)
     except (EngineError, TextError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -99,8 +101,15 @@ def _one(config: ModelConfig, ids: list[int]) -> dict[str, Any]:
     return report
 
 
-def _table(config: ModelConfig, ids: list[int], runs: int) -> dict[str, Any]:
-    rows = measure_table(config, ids, clock=time.perf_counter, runs=runs, progress=_say)
+def _table(config: ModelConfig, ids: list[int], given: argparse.Namespace) -> dict[str, Any]:
+    try:
+        weights = msgspec.convert(given.weights.split(","), list[DType])
+        keys = msgspec.convert(given.keys.split(","), list[KVDType])
+    except msgspec.ValidationError as error:
+        raise EngineError(f"--weights {given.weights} --keys {given.keys}: {error}") from error
+    rows = measure_table(
+        config, ids, clock=time.perf_counter, weights=weights, keys=keys, runs=given.runs, progress=_say
+    )
     return {"rows": msgspec.to_builtins(rows), "threads": torch.get_num_threads(), "markdown": markdown(rows)}
 
 
