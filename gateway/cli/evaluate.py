@@ -20,6 +20,7 @@ KVDType = Annotated[str, typer.Option(help="Of keys and values: float32 | bfloat
 Tokens = Annotated[int, typer.Option(min=64, help="Tokens of text.")]
 Text = Annotated[Path | None, typer.Option(help="A text file; without it the standard library's own prose.")]
 Threads = Annotated[int, typer.Option(min=0, help="0: all cores but one.")]
+WEIGHTS, KEYS = "float32,int8,native,q8,q4,w8a8", "float32,bfloat16,int8,float8,int4"
 PERPLEXITY = ("perplexity", "reference_perplexity", "perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
 CIRCUMSTANCES = ("model", "digest", "dtype", "kv_dtype", "reference_dtype", "tokens", "text", "text_tokens_sha256")
 
@@ -61,14 +62,19 @@ def ppl(
 @app.command()
 def table(
     model: Model = DEFAULT_MODEL,
+    weights: Annotated[str, typer.Option(help="Formats of weights, separated by commas.")] = WEIGHTS,
+    keys: Annotated[str, typer.Option(help="Formats of keys and values, separated by commas.")] = KEYS,
     tokens: Tokens = 8192,
-    runs: Annotated[int, typer.Option(min=1, help="Of each speed.")] = 3,
     text: Text = None,
     threads: Threads = 0,
     as_json: AsJson = False,
 ) -> None:
     """All formats of weights with all formats of keys and values: quality, speed, bytes. Takes minutes."""
-    figures = _figures(model, ["--table", "--runs", str(runs)], tokens, text, threads)
+    for dtype in weights.split(","):
+        checked_dtype(dtype)
+    for kv_dtype in keys.split(","):
+        checked_kv_dtype(kv_dtype)
+    figures = _figures(model, ["--table", "--weights", weights, "--keys", keys], tokens, text, threads)
     if as_json:
         print_json(figures)
     else:
