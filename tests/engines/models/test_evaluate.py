@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from engines import evaluate as command
 from engines.api import EngineError
 from engines.config import ModelConfig
 from engines.models.evaluate import all_logits, bootstrap_interval, evaluate_kld
+from engines.models.quality_table import markdown, measure_table
 from engines.models.registry import load_model
+from engines.models.tiny import write_tiny_llama
 from engines.ops.kv_cache import allocate_kv_cache
 
 
@@ -128,3 +131,35 @@ def test_int8_of_the_demo_model_keeps_its_quality(demo_model_path: Path, facet_c
     assert report.mean_kld < 0.02
     assert report.same_top1_high > 0.94
     assert report.perplexity_ratio < 1.05
+
+
+def test_the_table_has_every_cell_with_its_bytes(tmp_path: Path) -> None:
+    """Two formats of weights with three of keys; a clock that counts gives exact speeds."""
+    folder = write_tiny_llama(tmp_path / "model", seed=7)
+    ticks = itertools.count()
+    said: list[str] = []
+    rows = measure_table(
+        config(folder, "float32"),
+        tokens(600),
+        clock=lambda: float(next(ticks)),
+        weights=("float32", "int8"),
+        keys=("float32", "int8", "int4"),
+        runs=2,
+        progress=said.append,
+    )
+    assert [(row.weights, row.kv_dtype) for row in rows] == list(
+        itertools.product(("float32", "int8"), ("float32", "int8", "int4"))
+    )
+    # Two layers, two heads of 16, K and V; int8 and int4 have a float32 scale a head.
+    assert [row.kv_token_bytes for row in rows[:3]] == [8 * 64, 8 * 20, 8 * 12]
+    assert rows[0].weight_bytes > 2 * rows[3].weight_bytes
+    window = 512 - 24
+    assert {(row.prefill_tok_s, row.decode_tok_s) for row in rows} == {(window, 24.0)}
+    exact, narrow, narrowest = (row.quality for row in rows[:3])
+    assert (exact.mean_kld, exact.same_top1, exact.tokens) == (0.0, 1.0, 599)
+    assert 0 < narrow.mean_kld < narrowest.mean_kld
+    alone = evaluate_kld(ModelConfig(name="tiny", path=str(folder), dtype="int8", kv_dtype="int8"), tokens(600))
+    assert (alone.dtype, alone.kv_dtype, alone.tokens) == ("int8", "int8", 599)
+    assert alone.perplexity_ratio_low <= alone.perplexity_ratio <= alone.perplexity_ratio_high
+    assert len(markdown(rows).splitlines()) == 2 + len(rows)
+    assert said[-1] == "speed: run 2 of 2, cell 6 of 6"

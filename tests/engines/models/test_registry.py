@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.config import DType, ModelConfig
+from engines.config import CacheConfig, DType, KVDType, ModelConfig
+from engines.core.memory import kv_token_bytes, num_kv_blocks
 from engines.models import llama_native
 from engines.models.base import CheckpointError, DecoderModel
 from engines.models.evaluate import all_logits
@@ -95,3 +96,22 @@ def test_the_demo_model_loads_from_its_cache(demo_model_path: Path, facet_cache_
     assert (spec.architecture, spec.num_layers, spec.vocab_size, spec.max_model_len) == ("llama", 30, 49152, 8192)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (9, 3, 64)
     assert spec.tie_embeddings
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "float8", "int4"])
+def test_the_format_of_keys_is_in_the_digest_and_in_the_pools_size(tiny_llama_path: Path, kv_dtype: KVDType) -> None:
+    exact, narrow = load(tiny_llama_path), load(tiny_llama_path, kv_dtype=kv_dtype)
+    assert narrow.spec.kv_dtype == kv_dtype
+    assert narrow.spec.digest != exact.spec.digest
+    assert load(tiny_llama_path, kv_dtype=kv_dtype).spec.digest == narrow.spec.digest
+    # Two layers, two heads of 16, K and V.
+    bytes_of = {"bfloat16": 32, "int8": 20, "float8": 20, "int4": 12}[kv_dtype]
+    assert kv_token_bytes(narrow.spec) == 8 * bytes_of
+    pool = CacheConfig(memory_bytes=1 << 20)
+    assert num_kv_blocks(exact.spec, pool) == (1 << 20) // (16 * 8 * 64)
+    assert num_kv_blocks(narrow.spec, pool) == (1 << 20) // (16 * 8 * bytes_of)
+
+
+def test_an_encoder_has_no_keys_to_narrow(tiny_bert_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="kv_dtype is for a decoder"):
+        load_model(ModelConfig(name="mine", path=str(tiny_bert_path), dtype="auto", kv_dtype="int8"))
