@@ -29,10 +29,12 @@ def tiny_llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"), seed=7, sizes=SIZES)
 
 
-@pytest.fixture(scope="session", params=["float32", "int8", "native"])
+@pytest.fixture(scope="session", params=["float32", "int8", "native", "native/int4"])
 def model(request: pytest.FixtureRequest, tiny_llama_path: Path) -> DecoderModel:
     torch.set_num_threads(1)  # a tiny product is over before a second thread has heard of it
-    loaded = load_model(ModelConfig(name="tiny", path=str(tiny_llama_path), dtype=request.param, num_threads=1))
+    dtype, _, kv_dtype = request.param.partition("/")
+    kv = {"kv_dtype": kv_dtype} if kv_dtype else {}
+    loaded = load_model(ModelConfig(name="tiny", path=str(tiny_llama_path), dtype=dtype, num_threads=1, **kv))
     assert isinstance(loaded, DecoderModel)
     return loaded
 
@@ -61,8 +63,10 @@ class Lab:
         cache = CacheConfig(block_size=16, num_blocks=num_blocks)
 
         def poison(block_id: int) -> None:
-            engine._runner._kv.k[:, block_id] = float("nan")
-            engine._runner._kv.v[:, block_id] = float("nan")
+            kv = engine._runner._kv
+            for tensor in (kv.k, kv.v, kv.k_scale, kv.v_scale):
+                if tensor is not None:
+                    tensor.view(torch.uint8)[:, block_id] = 0xFF  # a NaN, or codes whose scale is one
 
         engine = build_decoder(
             self.model, cache, scheduler or SchedulerConfig(), clock=time.monotonic, on_free_block=poison
