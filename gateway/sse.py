@@ -80,20 +80,29 @@ async def start(send: Send, status: int, headers: Mapping[str, str]) -> None:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; if the client leaves first, `work` is cancelled and ClientGoneError raised."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(disconnected(receive))
+    """The result of `work`; if the client leaves first, `work` is cancelled and ClientGoneError raised.
+
+    `work` runs in the caller's own task: a second one a request, and waiting for either, would cost more than routing.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "outside a task"
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        await disconnected(receive)
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGoneError
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise  # the server itself ends this task
     finally:
-        for pending in (task, watcher):
-            if not pending.done():
-                pending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await pending
+        watcher.cancel()
 
 
 async def disconnected(receive: Receive) -> None:

@@ -173,10 +173,14 @@ class Execution:
         spoken = False
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                async with aclosing(self._attempt(step, number, attempt)) as chunks:
-                    async for item in chunks:
-                        spoken = True
-                        yield item
+                replica, request = self._addressed(step, number, attempt)
+                with replica.carrying(len(request.prompt_token_ids)) as prefilled:
+                    async with aclosing(as_generator(replica.engine.generate(request))) as chunks:
+                        async for chunk in chunks:
+                            if not spoken:
+                                spoken = True
+                                prefilled()
+                            yield number * self._params.n + chunk.index, chunk
                 return
             except EngineDeadError as error:
                 self._failed.add(self._replicas[number].name)
@@ -189,7 +193,8 @@ class Execution:
             except EngineFaultError as error:
                 raise UnavailableError(str(error), code="engine_fault") from error
 
-    async def _attempt(self, step: Step, number: int, attempt: int) -> AsyncGenerator[tuple[int, Chunk], None]:
+    def _addressed(self, step: Step, number: int, attempt: int) -> tuple[Replica, GenerateRequest]:
+        """The replica chosen for this prompt, and what it is asked. Raises UnavailableError."""
         prompt, n = self._prompts[number], self._params.n
         model = step.candidates[0].model
         replicas = [r for r in self._executor.fleet.replicas(model) if r.name not in self._failed]
@@ -207,11 +212,7 @@ class Execution:
             deterministic=self._params.deterministic,
             trace_parent=self.request.trace_parent,
         )
-        with replica.carrying(len(prompt)) as prefilled:
-            async with aclosing(as_generator(replica.engine.generate(request))) as chunks:
-                async for chunk in chunks:
-                    prefilled()
-                    yield number * n + chunk.index, chunk
+        return replica, request
 
 
 def as_generator(chunks: AsyncIterator[Chunk]) -> AsyncGenerator[Chunk, None]:
