@@ -15,7 +15,7 @@ def test_every_promise_names_a_test_that_exists() -> None:
     missing = [
         f"{path}::{name}"
         for path, name in named
-        if not re.search(rf"^(def {name}\(|{name} = )", (ROOT / path).read_text(), re.MULTILINE)
+        if not re.search(rf"^((?:async )?def {name}\(|{name} = )", (ROOT / path).read_text(), re.MULTILINE)
     ]
     assert missing == []
 
