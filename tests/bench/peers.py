@@ -94,11 +94,17 @@ def install(folder: Path, name: str) -> None:
     """An environment of its own with one peer. Raises PeerError with pip's words."""
     say(f"{name}: installing {' '.join(PACKAGES[name])} into {folder / name}")
     venv.create(folder / name, with_pip=True)
-    command = [str(python_of(folder, name)), "-m", "pip", "install", "--quiet", *PACKAGES[name]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        shutil.rmtree(folder / name)  # half an environment would be taken for a whole one
-        raise PeerError(f"{name} cannot be installed:\n{done.stderr.strip()[-2000:]}")
+    pip = [str(python_of(folder, name)), "-m", "pip"]
+    commands = [[*pip, "install", "--quiet", *PACKAGES[name]]]
+    if name == "vllm":
+        # For images and sound, of which nothing is asked here. The index has them for CUDA, and beside a torch for CPUs
+        # they do not import, which takes vLLM with them.
+        commands.append([*pip, "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            shutil.rmtree(folder / name)  # half an environment would be taken for a whole one
+            raise PeerError(f"{name} cannot be installed:\n{done.stderr.strip()[-2000:]}")
 
 
 def float_copy(model: Path, folder: Path) -> Path:
